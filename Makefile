@@ -1,0 +1,46 @@
+# Every target makes its own virtual environment when there is none and installs the versions we test on.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help train test test-slow quality style bench clean
+
+help:
+	@echo "make train      train NFDM on the embedded stories and read what it writes"
+	@echo "make test       run the tests"
+	@echo "make test-slow  run the tests that take minutes, or need spaCy or ROCStories"
+	@echo "make quality    check the code with ruff; make style mends what can be mended"
+	@echo "make bench      measure speed and memory against a plain implementation"
+
+$(VENV)/.installed: setup.py constraints.txt src/diffusers_text_nfdm/version.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e ".[test]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+train: $(VENV)/.installed
+	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no examples/train_nfdm.py
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m slow
+
+quality: $(VENV)/.installed-dev
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+style: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info runs

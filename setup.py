@@ -1,0 +1,47 @@
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = {}
+exec((ROOT / "src/diffusers_text_nfdm/version.py").read_text(encoding="utf-8"), VERSION)
+
+# What only some users need. Each is imported where it is used, never by `import diffusers_text_nfdm`.
+EXTRAS = {
+    "train": ["accelerate>=1.2", "pyyaml>=6.0", "matplotlib>=3.8", "tensorboard>=2.16"],
+    "eval": ["evaluate>=0.4.3", "mauve-text>=0.4.0", "matplotlib>=3.8", "pyyaml>=6.0"],
+    "demo": ["matplotlib>=3.8"],
+    "test": ["pytest>=8.0", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6.100", "scipy>=1.11"],
+}
+EXTRAS["test"] += EXTRAS["train"] + EXTRAS["eval"]
+EXTRAS["dev"] = EXTRAS["test"] + ["ruff>=0.6", "spacy>=3.7", "build>=1.2"]
+
+setup(
+    name="diffusers_text_nfdm",
+    version=VERSION["__version__"],
+    description="Neural Flow Diffusion Models for text, as Hugging Face models, schedulers and pipelines",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    package_dir={"": "src"},
+    packages=find_packages("src"),
+    package_data={"diffusers_text_nfdm": ["**/*.yaml", "**/*.md", "py.typed"]},
+    python_requires=">=3.10",
+    install_requires=[
+        "torch>=2.6",
+        "transformers>=5.0",
+        "diffusers>=0.36",
+        "datasets>=4.0",
+        "huggingface_hub>=1.0",
+        "tokenizers>=0.22",
+        "safetensors>=0.4.3",
+        "numpy>=1.26",
+    ],
+    extras_require=EXTRAS,
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,273 @@
+"""From raw text (the embedded stories, local files, the Hub) to fixed-length rows of token ids."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import datasets
+from datasets import Dataset, DatasetDict, Features, IterableDataset, IterableDatasetDict, List, Value
+from datasets.fingerprint import Hasher
+from transformers import PreTrainedTokenizerBase
+
+from .text_files import SPLIT_NAMES, check_column, held_out_size, load_files, local_files
+from .tokenization import special_ids
+
+
+logger = logging.getLogger(__name__)
+
+AnyDataset = Dataset | IterableDataset
+AnyDatasetDict = DatasetDict | IterableDatasetDict
+OnTooLong = Literal["truncate", "drop", "error"]
+
+
+# ---- Raw text -------------------------------------------------------------------------------------------------------
+
+
+def load_text_dataset(
+    source: str | Path | Mapping[str, str | Path] = "stories",
+    *,
+    config_name: str | None = None,
+    column: str = "text",
+    streaming: bool = False,
+    validation_fraction: float = 0.05,
+    seed: int = 0,
+) -> AnyDatasetDict:
+    """Load raw text as splits with the single column `text`.
+
+    Args:
+        source: `"stories"` (the embedded corpus); a local file or folder; a mapping from split to file; or else the
+            name of a dataset on the Hub. Files are `.txt` (one text a line), `.json`, `.jsonl` (objects, strings or
+            lists of one string), `.csv` and `.parquet`. In a folder, `train`, `valid` and `test` in a file's name tell
+            its split; a file with none of them is training text. Blank lines are skipped.
+        config_name: Configuration of a Hub dataset.
+        column: Column or field that holds the text.
+        streaming: Read while iterating, and keep nothing on disk.
+        validation_fraction: Share of the training texts, at most 5,000 of them, that is held out for validation where
+            the source has no such split. 0 holds out nothing. A streamed Hub dataset keeps the splits it has.
+        seed: Seed of the embedded corpus and of the choice of the texts held out.
+
+    Local files are read through once before anything is built, so bad input leaves nothing behind.
+    """
+    if not isinstance(validation_fraction, (int, float)) or not 0 <= validation_fraction < 1:
+        raise ValueError(f"validation_fraction is {validation_fraction!r}, but a share from 0 to below 1 is needed.")
+    files = None if source == "stories" else local_files(source)
+    if config_name is not None and (source == "stories" or files is not None):
+        raise ValueError(f"config_name is {config_name!r}, but only a dataset on the Hub has configurations.")
+    if source == "stories":
+        from .stories import load_stories
+
+        stories = load_stories(seed=seed)
+        check_column(stories["train"].column_names, column, "The embedded stories")
+        if not streaming:
+            return stories
+        return IterableDatasetDict({name: split.to_iterable_dataset() for name, split in stories.items()})
+    if files is not None:
+        return load_files(files, column, streaming, validation_fraction, seed)
+    return _load_hub(str(source), config_name, column, streaming, validation_fraction, seed)
+
+
+def _load_hub(
+    name: str, config_name: str | None, column: str, streaming: bool, validation_fraction: float, seed: int
+) -> AnyDatasetDict:
+    try:
+        # The builder knows the configurations and mostly the columns before anything is downloaded.
+        features = datasets.load_dataset_builder(name, config_name).info.features
+        if features:
+            check_column(features, column, f"The Hub dataset {name}")
+        loaded = datasets.load_dataset(name, config_name, streaming=streaming)
+    except (datasets.exceptions.DatasetNotFoundError, FileNotFoundError) as error:
+        raise ValueError(f"{name} is neither a local file or folder nor a dataset on the Hub: {error}") from error
+    except ConnectionError as error:
+        raise ValueError(
+            f"{name} is no local file or folder, and the Hub cannot be reached to look for it there: {error}"
+        ) from error
+    splits = {}
+    for split, dataset in loaded.items():
+        check_column(_column_names(dataset), column, f"The Hub dataset {name}")
+        splits[SPLIT_NAMES.get(split, split)] = dataset.select_columns([column]).rename_columns(
+            {column: "text"} if column != "text" else {}
+        )
+    if streaming:
+        return IterableDatasetDict(splits)
+    if "train" in splits and "validation" not in splits and validation_fraction > 0:
+        held_out = held_out_size(len(splits["train"]), validation_fraction, f"The Hub dataset {name}")
+        halves = splits["train"].train_test_split(test_size=held_out, seed=seed)
+        logger.info("Held out %d of %d training texts for validation (seed %d).", held_out, len(splits["train"]), seed)
+        splits |= {"train": halves["train"], "validation": halves["test"]}
+    return DatasetDict(splits)
+
+
+def _column_names(dataset: AnyDataset) -> list[str]:
+    return dataset.column_names or list(next(iter(dataset.take(1)), {}))
+
+
+# ---- Token ids ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PreparationReport:
+    """What became of one split. Tokens are counted as in `prepare_dataset`."""
+
+    texts: int
+    dropped: int
+    truncated_share: float
+    unknown_share: float
+    mean_tokens: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.texts:,} texts of {self.mean_tokens:.1f} tokens on average (END counted); "
+            f"{self.truncated_share:.2%} truncated, {self.dropped:,} dropped, {self.unknown_share:.2%} of tokens UNK."
+        )
+
+
+def prepare_dataset(
+    dataset: AnyDataset | AnyDatasetDict,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int = 64,
+    *,
+    column: str = "text",
+    on_too_long: OnTooLong = "truncate",
+) -> tuple[AnyDataset | AnyDatasetDict, PreparationReport | dict[str, PreparationReport] | None]:
+    """Turn text into rows of `max_length` ids: START, tokens, END, then PAD. In torch format, with the columns
+
+    * `input_ids`: the ids;
+    * `num_tokens`: real tokens, for nats per token. END counts; PAD does not, nor START, which is always the same;
+    * `num_chars`: characters of the raw text, for bits per character. Of a truncated text those up to the last token
+      kept, since the ids say nothing about the rest.
+
+    Args:
+        tokenizer: `WordTokenizer` or any other Hugging Face tokenizer with an eos (or sep) and a pad token. START is
+            its bos (or cls) token, and is left out where it has neither.
+        column: The column that holds the text.
+        on_too_long: What happens to a text of more than `max_length` ids: `"truncate"` cuts it so that the last id is
+            END, `"drop"` leaves the text out, `"error"` raises a ValueError.
+
+    Blank texts are dropped. Returns the prepared data, of the kind it was given, and a report (one for each split;
+    None when streaming). The same text and tokenizer are read from the cache of `datasets` the next time.
+    """
+    special = special_ids(tokenizer)
+    if not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < 3:
+        raise ValueError(f"max_length is {max_length!r}, but START, a token and END need at least 3.")
+    if on_too_long not in ("truncate", "drop", "error"):
+        raise ValueError(f"on_too_long is {on_too_long!r}, but 'truncate', 'drop' or 'error' is needed.")
+    single = not isinstance(dataset, (DatasetDict, IterableDatasetDict))
+    splits = {"the dataset": dataset} if single else dict(dataset)
+    for name, split in splits.items():
+        if not isinstance(split, (Dataset, IterableDataset)):
+            raise ValueError(f"dataset is a {type(split).__name__}, but one of the library datasets is needed.")
+        check_column(_column_names(split), column, f"The split {name}" if not single else "The dataset")
+        feature = (split.features or {}).get(column)
+        if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "string_view"):
+            raise ValueError(f"The column {column!r} holds {feature.dtype}, but text is needed.")
+
+    options = {"column": column, "max_length": max_length, "on_too_long": on_too_long, "special": special}
+    prepared, reports = {}, {}
+    for name, split in splits.items():
+        prepared[name] = _encode_split(split, name, tokenizer, options)
+        if isinstance(split, Dataset):
+            reports[name] = _report(prepared[name], len(split), name, max_length)
+            logger.info("%s: %s", name, reports[name])
+        prepared[name] = prepared[name].remove_columns(["truncated", "num_unknown"]).with_format("torch")
+    if single:
+        return prepared["the dataset"], reports.get("the dataset")
+    return type(dataset)(prepared), reports or None
+
+
+def _encode_split(
+    split: AnyDataset, name: str, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> AnyDataset:
+    arguments = {
+        "batched": True,
+        "with_indices": True,
+        "remove_columns": _column_names(split),
+        "fn_kwargs": {"tokenizer": tokenizer} | options,
+        "features": Features(
+            {
+                "input_ids": List(Value("int32"), length=options["max_length"]),
+                "num_tokens": Value("int32"),
+                "num_chars": Value("int32"),
+                "truncated": Value("bool"),
+                "num_unknown": Value("int32"),
+            }
+        ),
+    }
+    if isinstance(split, IterableDataset):
+        return split.map(_encode_batch, **arguments)
+    # The library's own fingerprint would take in the tokenizer's padding state, which each call alters.
+    fingerprint = Hasher.hash([split._fingerprint, _tokenizer_state(tokenizer), sorted(options.items()), _ENCODING])
+    if not split.cache_files and datasets.is_caching_enabled():  # in memory: `map` would cache for this process only
+        folder = Path(datasets.config.HF_DATASETS_CACHE) / "diffusers_text_nfdm"
+        folder.mkdir(parents=True, exist_ok=True)
+        arguments["cache_file_name"] = str(folder / f"{fingerprint}.arrow")
+    return split.map(_encode_batch, new_fingerprint=fingerprint, desc=f"Tokenizing {name}", **arguments)
+
+
+_ENCODING = 1  # part of the cache key: raised whenever `_encode_batch` gives other rows for the same text
+
+
+def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
+    if not tokenizer.is_fast:
+        return Hasher.hash(tokenizer)
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    return json.dumps(state | {"padding": None, "truncation": None, "split": tokenizer.split_special_tokens})
+
+
+def _encode_batch(
+    batch: dict[str, list[str | None]],
+    indices: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    column: str,
+    max_length: int,
+    on_too_long: OnTooLong,
+    special: tuple[int | None, int, int],
+) -> dict[str, list]:
+    start, end, pad = special
+    head = [] if start is None else [start]
+    room = max_length - len(head) - 1
+    rows: dict[str, list] = {"input_ids": [], "num_tokens": [], "num_chars": [], "truncated": [], "num_unknown": []}
+    texts = [(index, text) for index, text in zip(indices, batch[column]) if text and text.strip()]
+    if not texts:
+        return rows
+    encoded = tokenizer(
+        [text for _, text in texts], add_special_tokens=False, return_attention_mask=False, verbose=False
+    )
+    for position, ((index, text), ids) in enumerate(zip(texts, encoded["input_ids"])):
+        chars, truncated = len(text), len(ids) > room
+        if truncated:
+            if on_too_long == "drop":
+                continue
+            if on_too_long == "error":
+                raise ValueError(
+                    f"Text {index} has {len(ids)} tokens, but max_length {max_length} leaves room for {room}: raise "
+                    "max_length, or set on_too_long to 'truncate' or 'drop'."
+                )
+            ids = ids[:room]
+            # A tokenizer without offsets (one in pure Python) tells the length only by decoding.
+            chars = (
+                encoded.encodings[position].offsets[room - 1][1] if tokenizer.is_fast else len(tokenizer.decode(ids))
+            )
+        rows["input_ids"].append(head + ids + [end] + [pad] * (room - len(ids)))
+        rows["num_tokens"].append(len(ids) + 1)
+        rows["num_chars"].append(chars)
+        rows["truncated"].append(truncated)
+        rows["num_unknown"].append(ids.count(tokenizer.unk_token_id))
+    return rows
+
+
+def _report(prepared: Dataset, raw_texts: int, name: str, max_length: int) -> PreparationReport:
+    if len(prepared) == 0:
+        raise ValueError(f"None of the {raw_texts} texts of {name} is left at max_length {max_length}: raise it.")
+    columns = {key: prepared.with_format("numpy")[key][:] for key in ("num_tokens", "truncated", "num_unknown")}
+    return PreparationReport(
+        texts=len(prepared),
+        dropped=raw_texts - len(prepared),
+        truncated_share=float(columns["truncated"].mean()),
+        unknown_share=float(columns["num_unknown"].sum() / columns["num_tokens"].sum()),
+        mean_tokens=float(columns["num_tokens"].mean()),
+    )

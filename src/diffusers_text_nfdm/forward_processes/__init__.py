@@ -1,0 +1,16 @@
+from .base import ForwardProcess, Marginal, MovingMarginal, VariancePreservingProcess
+from .diffusion_lm import DiffusionLMProcess
+from .mulan import MuLANProcess
+from .nfdm import LearnedVolatility, NFDMProcess
+
+
+__all__ = [
+    "DiffusionLMProcess",
+    "ForwardProcess",
+    "LearnedVolatility",
+    "Marginal",
+    "MovingMarginal",
+    "MuLANProcess",
+    "NFDMProcess",
+    "VariancePreservingProcess",
+]

@@ -1,0 +1,207 @@
+"""Configurations. The defaults are the paper's sizes; every size is a field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+
+# Raised when a checkpoint of today could no longer be read by the code of yesterday.
+CHECKPOINT_FORMAT = 1
+PREDICTION_TYPES = ("embedding", "categorical")
+OBJECTIVES = ("bound", "rescaled")
+DECODERS = ("linear", "gaussian")
+TIME_SAMPLERS = ("uniform", "buckets")
+
+
+def _one_of(name: str, value: Any, allowed: tuple) -> None:
+    if value not in allowed:
+        raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+            raise ValueError(f"`{name}` is {value!r}; it must be a number above 0.")
+
+
+class TextDiffusionConfig(PreTrainedConfig):
+    """What all models share: vocabulary, latent size, the predictor (a BERT encoder trained from scratch) and the objective.
+
+    Args:
+        vocab_size: number of tokens.
+        max_length: number of positions of every sequence, padding included.
+        embedding_dim: dimension of the token embeddings, which is that of the latents z.
+        embedding_sphere: embeddings are normalised to length `sqrt(embedding_dim)`, so that noise means the same for every word.
+        hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, hidden_act, hidden_dropout_prob,
+            attention_probs_dropout_prob, layer_norm_eps, initializer_range: the predictor, as in `BertConfig`.
+        prediction_type: `"embedding"`, the paper's: the predictor's output is Ê. `"categorical"`: it gives logits over the vocabulary
+            around the exact one-token posterior, and Ê is the mean embedding under them.
+        stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
+        decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
+            `z_0 ~ N(α_0 Emb, σ_0²)`.
+        objective: `"bound"`, or `"rescaled"`: the diffusion term without its weight.
+        time_sampler: `"uniform"`, or `"buckets"`: a learned importance density with `num_time_buckets` pieces.
+        stratified_times: the times of a batch are spread evenly over the density.
+        checkpoint_format: format of the checkpoint; a newer one than the code knows is refused.
+    """
+
+    model_type = "text_diffusion"
+
+    vocab_size: int = 10767
+    max_length: int = 64
+    embedding_dim: int = 128
+    embedding_sphere: bool = False
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    layer_norm_eps: float = 1e-12
+    initializer_range: float = 0.02
+    prediction_type: str = "embedding"
+    stabilized_prediction: bool = True
+    decoder: str = "linear"
+    objective: str = "bound"
+    time_sampler: str = "buckets"
+    num_time_buckets: int = 100
+    stratified_times: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    checkpoint_format: int = CHECKPOINT_FORMAT
+    # Read by transformers' BERT layers.
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.checkpoint_format > CHECKPOINT_FORMAT:
+            raise ValueError(
+                f"`checkpoint_format` is {self.checkpoint_format}; this version of diffusers_text_nfdm reads formats up to "
+                f"{CHECKPOINT_FORMAT}. Upgrade it: `pip install -U diffusers_text_nfdm`."
+            )
+        _positive(
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+            embedding_dim=self.embedding_dim,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            intermediate_size=self.intermediate_size,
+            num_time_buckets=self.num_time_buckets,
+        )
+        self._check_heads("hidden_size", "num_attention_heads")
+        _one_of("prediction_type", self.prediction_type, PREDICTION_TYPES)
+        _one_of("decoder", self.decoder, DECODERS)
+        _one_of("objective", self.objective, OBJECTIVES)
+        _one_of("time_sampler", self.time_sampler, TIME_SAMPLERS)
+
+    def _check_heads(self, size_name: str, heads_name: str) -> None:
+        size, heads = getattr(self, size_name), getattr(self, heads_name)
+        if size % (2 * heads):
+            raise ValueError(
+                f"`{size_name}` is {size} with `{heads_name}` {heads}; it must be a multiple of {2 * heads}, "
+                "so that all heads have the same even size."
+            )
+
+
+class NFDMConfig(TextDiffusionConfig):
+    """Neural Flow Diffusion Model: mean, standard deviation and volatility of the forward process are learned.
+
+    Args:
+        delta: standard deviation at t = 0. The paper states 0.01; its published code has 0.1.
+        time_conditioning: how the forward network gets t: `"adaln"` (NFDM) or `"additive"` (NFDM-Additive).
+        forward_hidden_size, forward_num_layers, forward_num_heads, forward_intermediate_size: the forward network.
+        forward_time_dim: size of its time embedding with `"adaln"`.
+        volatility_hidden_size, volatility_floor: the network of g, and the smallest g.
+        allow_rescaled_objective: permit `objective="rescaled"`, which does not train the forward process (see `__post_init__`).
+    """
+
+    model_type = "nfdm"
+
+    delta: float = 0.01
+    time_conditioning: str = "adaln"
+    forward_hidden_size: int = 256
+    forward_num_layers: int = 5
+    forward_num_heads: int = 8
+    forward_intermediate_size: int = 1024
+    forward_time_dim: int = 640
+    volatility_hidden_size: int = 64
+    volatility_floor: float = 0.01
+    allow_rescaled_objective: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        _positive(
+            delta=self.delta,
+            forward_hidden_size=self.forward_hidden_size,
+            forward_num_layers=self.forward_num_layers,
+            forward_num_heads=self.forward_num_heads,
+            forward_intermediate_size=self.forward_intermediate_size,
+            forward_time_dim=self.forward_time_dim,
+            volatility_hidden_size=self.volatility_hidden_size,
+            volatility_floor=self.volatility_floor,
+        )
+        self._check_heads("forward_hidden_size", "forward_num_heads")
+        _one_of("time_conditioning", self.time_conditioning, ("adaln", "additive"))
+        if self.delta >= 1:
+            raise ValueError(f"`delta` is {self.delta}; it must be below 1, the standard deviation at t = 1.")
+        if self.objective == "rescaled" and not self.allow_rescaled_objective:
+            raise ValueError(
+                "`objective` is 'rescaled', but for NFDM ||E - Ê||² has no term that the learned volatility enters and rewards "
+                "a forward process that never hides the data, so that nothing is learned about noise. Use 'bound', or set "
+                "`allow_rescaled_objective=True` to insist."
+            )
+
+
+class MuLANConfig(TextDiffusionConfig):
+    """MuLAN: one learned noise schedule per token position, conditioned on a latent context c.
+
+    Args:
+        gamma_min, gamma_max: range of γ' = -log SNR. The paper has [-10, 10], and [-4.6, 13.8] for MuLAN-Rescaled.
+        rescaled_schedule: MuLAN-Rescaled: the mean SNR over positions is that of Diffusion-LM's schedule.
+        schedule_hidden_size: hidden size of the network from c to the schedules.
+        context_dim: dimension of c.
+        context_hidden_size, context_num_layers, context_num_heads, context_intermediate_size: the encoder q(c | x).
+    """
+
+    model_type = "mulan"
+
+    gamma_min: float = -10.0
+    gamma_max: float = 10.0
+    rescaled_schedule: bool = False
+    schedule_hidden_size: int = 256
+    context_dim: int = 128
+    context_hidden_size: int = 256
+    context_num_layers: int = 12
+    context_num_heads: int = 8
+    context_intermediate_size: int = 1024
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        _positive(
+            schedule_hidden_size=self.schedule_hidden_size,
+            context_dim=self.context_dim,
+            context_hidden_size=self.context_hidden_size,
+            context_num_layers=self.context_num_layers,
+            context_num_heads=self.context_num_heads,
+            context_intermediate_size=self.context_intermediate_size,
+        )
+        self._check_heads("context_hidden_size", "context_num_heads")
+        if not self.gamma_min < self.gamma_max:
+            raise ValueError(
+                f"`gamma_min` is {self.gamma_min} and `gamma_max` {self.gamma_max}; it must be the smaller one."
+            )
+
+
+class DiffusionLMConfig(TextDiffusionConfig):
+    """Diffusion-LM in continuous time: the static sqrt schedule, no learned forward process."""
+
+    model_type = "diffusion_lm"
+
+    stabilized_prediction: bool = False
+    objective: str = "rescaled"

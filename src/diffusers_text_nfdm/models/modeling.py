@@ -1,0 +1,358 @@
+"""The models: a forward process, a predictor, token embeddings, and the bound computed in `forward`."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import ModelOutput
+
+from .. import objective
+from ..forward_processes import DiffusionLMProcess, ForwardProcess, LearnedVolatility, MuLANProcess, NFDMProcess
+from ..time_samplers import BucketTimeSampler, UniformTimeSampler, stratify
+from .configuration import DiffusionLMConfig, MuLANConfig, NFDMConfig, TextDiffusionConfig
+from .context_encoder import ContextEncoder
+from .prediction import CategoricalPrediction, EmbeddingPrediction
+from .predictor import Predictor
+from .transformer import Modulation, Transformer
+
+
+@dataclass
+class Draws:
+    """The random numbers of one evaluation of the bound, so that a caller may fix, share or split them.
+
+    Args:
+        uniforms: `(batch,)` in [0, 1), turned into times by the model's time sampler.
+        noise: `(batch, seq, dim)`, ε of `z_t`.
+        initial_noise: `(batch, seq, dim)`, ε of `z_0`.
+        context_noise: `(batch, context_dim)`, ε of MuLAN's context, else `None`.
+    """
+
+    uniforms: Tensor
+    noise: Tensor
+    initial_noise: Tensor
+    context_noise: Tensor | None = None
+
+    def slice(self, start: int, stop: int) -> Draws:
+        """The draws of examples `start` to `stop`."""
+        context_noise = None if self.context_noise is None else self.context_noise[start:stop]
+        return Draws(self.uniforms[start:stop], self.noise[start:stop], self.initial_noise[start:stop], context_noise)
+
+
+@dataclass
+class TextDiffusionOutput(ModelOutput):
+    """The loss and the terms of the bound. All but `loss` and the last two are per example, in nats.
+
+    Args:
+        loss: what training minimises, averaged over the batch: the bound, or its rescaled form.
+        bound: `reconstruction + diffusion + prior + context`, an estimate of an upper bound of `-log p(x)`.
+        diffusion: the diffusion term at `t`, divided by the density of t.
+        reconstruction, prior, context: the other terms (`context` is zero without one).
+        rescaled_diffusion: `||E - Ê||²`.
+        t: the times.
+        reconstruction_accuracy: share of tokens that `z_0` decodes to.
+        embedding_norm: mean norm of the embeddings of the batch.
+        nearest_neighbor_distance: mean distance from the batch's embeddings to the nearest embedding of another token.
+            These three fall to chance or to zero when the embeddings collapse.
+    """
+
+    loss: Tensor | None = None
+    bound: Tensor | None = None
+    diffusion: Tensor | None = None
+    reconstruction: Tensor | None = None
+    prior: Tensor | None = None
+    context: Tensor | None = None
+    rescaled_diffusion: Tensor | None = None
+    t: Tensor | None = None
+    reconstruction_accuracy: Tensor | None = None
+    embedding_norm: Tensor | None = None
+    nearest_neighbor_distance: Tensor | None = None
+
+    def non_finite_terms(self) -> str | None:
+        """Which term is not finite, and at which t; `None` when all are finite."""
+        for name in ("diffusion", "reconstruction", "prior", "context"):
+            values = getattr(self, name)
+            bad = ~torch.isfinite(values)
+            if bad.any():
+                times = ", ".join(f"{time:.6g}" for time in self.t[bad].tolist()[:5])
+                return f"{name} is {values[bad][0].item()} at t = {times}"
+        return None
+
+
+class TextDiffusionModel(PreTrainedModel):
+    """What the models share. A subclass builds its forward process and, if it has one, encodes the context."""
+
+    config_class = TextDiffusionConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _no_split_modules = ["BertLayer", "Block"]
+
+    num_monitored_tokens = 256
+
+    def __init__(self, config: TextDiffusionConfig):
+        super().__init__(config)
+        self.context_encoder = self.build_context_encoder(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_dim)
+        self.token_bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.forward_process = self.build_forward_process(config)
+        self.predictor = Predictor(config, self.context_dim)
+        if config.prediction_type == "categorical":
+            self.prediction = CategoricalPrediction()
+        else:
+            self.prediction = EmbeddingPrediction(config.stabilized_prediction)
+        self.time_sampler = (
+            BucketTimeSampler(config.num_time_buckets) if config.time_sampler == "buckets" else UniformTimeSampler()
+        )
+        self.post_init()
+
+    @abstractmethod
+    def build_forward_process(self, config: TextDiffusionConfig) -> ForwardProcess:
+        """The forward process `q(z_t | x)` of this model."""
+
+    def build_context_encoder(self, config: TextDiffusionConfig) -> ContextEncoder | None:
+        """The encoder `q(c | x)`, for a model with a latent context."""
+        return None
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if module is self:
+            init.zeros_(self.token_bias)
+            # Not in their own turn: transformers passes over modules that hold no parameter themselves.
+            for child in self.modules():
+                if isinstance(child, Modulation):
+                    init.zeros_(child.linear.weight)
+                elif isinstance(child, CategoricalPrediction):
+                    init.zeros_(child.gate.weight)
+        elif module is self.embeddings:
+            init.normal_(module.weight)
+        elif isinstance(module, BucketTimeSampler):
+            init.zeros_(module.log_terms)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings
+
+    @property
+    def latent_dtype(self) -> torch.dtype:
+        """Latents and times are at least float32, whatever the weights are."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    @property
+    def context_dim(self) -> int | None:
+        """Dimension of the latent context c, `None` for a model without one."""
+        return None if self.context_encoder is None else self.config.context_dim
+
+    @property
+    def latent_shape(self) -> tuple[int, int]:
+        """`(seq, dim)` of z."""
+        return self.config.max_length, self.config.embedding_dim
+
+    def embedding_table(self) -> Tensor:
+        """`Emb` of shape `(vocab, dim)`, on its sphere if the config says so."""
+        table = self.embeddings.weight.to(self.latent_dtype)
+        if self.config.embedding_sphere:
+            table = nn.functional.normalize(table, dim=-1) * math.sqrt(self.config.embedding_dim)
+        return table
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """`E = Emb[x]`."""
+        return nn.functional.embedding(input_ids, self.embedding_table())
+
+    def decode(self, z_0: Tensor, context: Tensor | None = None) -> Tensor:
+        """Logits of `p(x_i | z_0)`: `z_0 Embᵀ + b`, or with the Gaussian decoder `(α₀ z_0 Embᵀ - α₀² |Emb|²/2) / σ₀² + b`."""
+        table, bias = self.embedding_table(), self.token_bias.to(self.latent_dtype)
+        # Logits are small differences of large numbers: not in autocast's precision.
+        with torch.autocast(z_0.device.type, enabled=False):
+            logits = z_0 @ table.T
+        if self.config.decoder == "linear":
+            return logits + bias
+        alpha, sigma = self.forward_process.linear_base(z_0.new_zeros(len(z_0)), context)
+        evidence = alpha / sigma.square()
+        return evidence * logits - 0.5 * evidence * alpha * table.square().sum(-1) + bias
+
+    def predict(self, z: Tensor, t: Tensor, context: Tensor | None = None) -> Tensor:
+        """`Ê(z_t, t, c)`, the estimate of the clean embeddings."""
+        output = self.predictor(z, t, context)
+        if self.config.prediction_type == "embedding":
+            return self.prediction(output, z, t)
+        table = self.embedding_table()
+        bias = self.token_bias.to(z.dtype)
+        base = self.forward_process.linear_base(t, context)
+        # As in `decode`. And at small t the weight of the bound would see the rounding of Ê.
+        with torch.autocast(z.device.type, enabled=False):
+            return self.prediction(self.prediction.logits(output, z, t, base, table, bias), table)
+
+    def encode_context(self, embeddings: Tensor, noise: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """`c ~ q(c | x)` and `KL(q(c | x) || N(0, I))` per example; `(None, 0)` for a model without context."""
+        if self.context_encoder is None:
+            return None, embeddings.new_zeros(len(embeddings))
+        mean, log_variance = self.context_encoder(embeddings)
+        context = mean + torch.exp(0.5 * log_variance) * noise
+        return context, objective.context_divergence(mean, log_variance)
+
+    def draw(
+        self, batch_size: int, generator: torch.Generator | None = None, device: torch.device | None = None
+    ) -> Draws:
+        """Random numbers for a batch."""
+        options = {"generator": generator, "device": device or self.device, "dtype": self.latent_dtype}
+        uniforms = torch.rand(batch_size, **options)
+        if self.config.stratified_times:
+            uniforms = stratify(uniforms)
+        noise = torch.randn(batch_size, *self.latent_shape, **options)
+        initial_noise = torch.randn(batch_size, *self.latent_shape, **options)
+        context_noise = None if self.context_dim is None else torch.randn(batch_size, self.context_dim, **options)
+        return Draws(uniforms, noise, initial_noise, context_noise)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        t: Tensor | None = None,
+        draws: Draws | None = None,
+        generator: torch.Generator | None = None,
+        context_weight: float = 1.0,
+        return_dict: bool = True,
+    ) -> TextDiffusionOutput | tuple:
+        """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per example.
+
+        Args:
+            input_ids: token ids, padding included: every position is modelled.
+            t: times `(batch,)` at which the diffusion integrand is wanted, instead of random ones.
+            draws: the random numbers, instead of new ones from `generator`.
+            context_weight: weight of the context's divergence in `loss` (KL warm-up); `bound` always has it whole.
+        """
+        self._check_inputs(input_ids, t)
+        if draws is None:
+            draws = self.draw(len(input_ids), generator, input_ids.device)
+        if t is None:
+            t, time_weight = self.time_sampler(draws.uniforms)
+        else:
+            t = t.to(self.latent_dtype)
+            time_weight = torch.ones_like(t)
+
+        embeddings = self.embed(input_ids)
+        context, context_term = self.encode_context(embeddings, draws.context_noise)
+
+        # Diffusion: how far the predicted reverse drift is from the true one at a random time.
+        path = self.forward_process.moving_marginal(embeddings, t, context)
+        z = path.sample(draws.noise)
+        prediction = self.predict(z, t, context)
+        diffusion = objective.diffusion(self.forward_process, path, embeddings, prediction, z, t, context)
+        rescaled = objective.rescaled_diffusion(embeddings, prediction)
+
+        # Reconstruction: what decoding z_0 costs. Without it the embeddings collapse.
+        z_0 = self.forward_process.initial_marginal(embeddings, context).sample(draws.initial_noise)
+        logits = self.decode(z_0, context)
+        reconstruction = objective.reconstruction(logits, input_ids)
+
+        # Prior: what is left of the data at t = 1.
+        prior = objective.prior(self.forward_process.terminal_marginal(embeddings, context))
+
+        weighted = diffusion * time_weight
+        trained = diffusion if self.config.objective == "bound" else rescaled
+        loss = time_weight * trained + reconstruction + prior + context_weight * context_term
+        # Trains the time sampler and leaves the value of the loss as it is.
+        fit = self.time_sampler.fitting_loss(t, trained)
+        loss = (loss + fit - fit.detach()).mean()
+
+        output = TextDiffusionOutput(
+            loss=loss,
+            bound=reconstruction + weighted + prior + context_term,
+            diffusion=weighted,
+            reconstruction=reconstruction,
+            prior=prior,
+            context=context_term,
+            rescaled_diffusion=rescaled,
+            t=t,
+            reconstruction_accuracy=(logits.argmax(-1) == input_ids).to(z.dtype).mean(-1),
+            **self._embedding_monitors(embeddings, input_ids),
+        )
+        return output if return_dict else output.to_tuple()
+
+    @torch.no_grad()
+    def _embedding_monitors(self, embeddings: Tensor, input_ids: Tensor) -> dict[str, Tensor]:
+        # A fixed number of tokens against the whole table: the cost does not grow with the batch.
+        ids = input_ids.flatten()[: self.num_monitored_tokens]
+        some, table = embeddings.flatten(0, 1)[: self.num_monitored_tokens], self.embedding_table()
+        distances = torch.cdist(some, table).scatter(1, ids[:, None], math.inf)
+        return {
+            "embedding_norm": some.norm(dim=-1).mean(),
+            "nearest_neighbor_distance": distances.amin(-1).mean(),
+        }
+
+    def _check_inputs(self, input_ids: Tensor, t: Tensor | None) -> None:
+        if input_ids.ndim != 2 or input_ids.shape[1] != self.config.max_length:
+            raise ValueError(
+                f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, {self.config.max_length}): every sequence "
+                "is padded to the model's `max_length`."
+            )
+        if t is not None and t.shape != input_ids.shape[:1]:
+            raise ValueError(f"`t` has shape {tuple(t.shape)}; it must be ({len(input_ids)},), one time per example.")
+        # Reading values would stall an accelerator at every step; there an id out of range is a device-side assertion.
+        if input_ids.device.type == "cpu" and len(input_ids):
+            low, high = input_ids.aminmax()
+            if low < 0 or high >= self.config.vocab_size:
+                raise ValueError(
+                    f"`input_ids` has values from {int(low)} to {int(high)}; token ids must be in "
+                    f"[0, {self.config.vocab_size - 1}]. Was the tokenizer built for another model?"
+                )
+        if t is not None and t.device.type == "cpu" and not ((t >= 0) & (t <= 1)).all():
+            raise ValueError(f"`t` is {t.tolist()}; every time must be a number in [0, 1].")
+
+
+class NFDMModel(TextDiffusionModel):
+    """Neural Flow Diffusion Model for text."""
+
+    config_class = NFDMConfig
+
+    def build_forward_process(self, config: NFDMConfig) -> NFDMProcess:
+        network = Transformer(
+            input_dim=config.embedding_dim,
+            output_dim=2 * config.embedding_dim,
+            hidden_size=config.forward_hidden_size,
+            num_layers=config.forward_num_layers,
+            num_heads=config.forward_num_heads,
+            intermediate_size=config.forward_intermediate_size,
+            max_length=config.max_length,
+            time_conditioning=config.time_conditioning,
+            time_dim=config.forward_time_dim,
+        )
+        volatility = LearnedVolatility(config.volatility_hidden_size, config.volatility_floor)
+        return NFDMProcess(network, volatility, config.delta)
+
+
+class MuLANModel(TextDiffusionModel):
+    """MuLAN, and with `rescaled_schedule` MuLAN-Rescaled, for text."""
+
+    config_class = MuLANConfig
+
+    def build_context_encoder(self, config: MuLANConfig) -> ContextEncoder:
+        return ContextEncoder(config)
+
+    def build_forward_process(self, config: MuLANConfig) -> MuLANProcess:
+        return MuLANProcess(
+            context_dim=config.context_dim,
+            max_length=config.max_length,
+            hidden_size=config.schedule_hidden_size,
+            gamma_min=config.gamma_min,
+            gamma_max=config.gamma_max,
+            rescaled=config.rescaled_schedule,
+        )
+
+
+class DiffusionLMModel(TextDiffusionModel):
+    """Diffusion-LM in continuous time."""
+
+    config_class = DiffusionLMConfig
+
+    def build_forward_process(self, config: DiffusionLMConfig) -> DiffusionLMProcess:
+        return DiffusionLMProcess()

@@ -1,0 +1,54 @@
+"""From the predictor's output to Ê: the paper's embedding prediction, and categorical prediction."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .time_embedding import fourier_features
+
+
+class EmbeddingPrediction(nn.Module):
+    """`Ê = net`, or with `stabilized` `Ê = (1-t) z + (t + 0.01) net`, as in the published code of NFDM and MuLAN."""
+
+    def __init__(self, stabilized: bool):
+        super().__init__()
+        self.stabilized = stabilized
+
+    def forward(self, output: Tensor, z: Tensor, t: Tensor) -> Tensor:
+        if not self.stabilized:
+            return output
+        t = t[:, None, None]
+        return (1 - t) * z + (t + 0.01) * output
+
+
+class CategoricalPrediction(nn.Module):
+    """`Ê = softmax(logits) Emb`, with the exact posterior of a single token inside the logits.
+
+    For a token with prior `π_k` seen through `z = α e_k + σ ε`,
+
+        log p(k | z) = (α/σ²) z·e_k - (α²/2σ²) |e_k|² + log π_k + const,
+
+    so `logits = (h + a (α/σ²) z) Embᵀ - a (α²/2σ²) |Emb|² + b` with the network's `h`, the bias `b` in the role of `log π`, and a gate
+    `a(t)` in (e^-2, e^2) that starts at one. With `h = 0` the bound is the cross-entropy of independent tokens.
+    """
+
+    fourier_dim = 32
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(self.fourier_dim, 1)
+
+    def logits(
+        self, output: Tensor, z: Tensor, t: Tensor, base: tuple[Tensor, Tensor], table: Tensor, bias: Tensor
+    ) -> Tensor:
+        """Logits over the vocabulary; `base` is `(α, σ)` of the forward process, `table` the embeddings."""
+        alpha, sigma = base
+        features = fourier_features(t, self.fourier_dim).value.to(self.gate.weight.dtype)
+        gate = torch.exp(2 * torch.tanh(self.gate(features).to(z.dtype)))[:, None]
+        evidence = gate * alpha / sigma.square()
+        norms = 0.5 * table.square().sum(-1)
+        return (output + evidence * z) @ table.T - evidence * alpha * norms + bias
+
+    def forward(self, logits: Tensor, table: Tensor) -> Tensor:
+        return torch.softmax(logits, dim=-1) @ table

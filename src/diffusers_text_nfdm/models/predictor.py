@@ -1,0 +1,41 @@
+"""The predictor: a BERT encoder, trained from scratch, from noisy latents to clean embeddings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.models.bert.modeling_bert import BertEncoder
+
+from .configuration import TextDiffusionConfig
+from .time_embedding import TimeEmbedding
+
+
+def _tanh_mlp(input_dim: int, hidden_size: int, output_dim: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(input_dim, hidden_size), nn.Tanh(), nn.Linear(hidden_size, output_dim))
+
+
+class Predictor(nn.Module):
+    """`net(z, t, c)`: latents `(batch, seq, embedding_dim)` to the same shape.
+
+    Positions and time are added to the projected input; the context, if there is one, is one more token.
+    """
+
+    def __init__(self, config: TextDiffusionConfig, context_dim: int | None = None):
+        super().__init__()
+        self.input = _tanh_mlp(config.embedding_dim, config.hidden_size, config.hidden_size)
+        self.positions = nn.Embedding(config.max_length, config.hidden_size)
+        self.time_embedding = TimeEmbedding(config.hidden_size, config.hidden_size)
+        self.context = None if context_dim is None else nn.Linear(context_dim, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.encoder = BertEncoder(config)
+        self.output = _tanh_mlp(config.hidden_size, config.hidden_size, config.embedding_dim)
+
+    def forward(self, z: Tensor, t: Tensor, context: Tensor | None = None) -> Tensor:
+        dtype = self.positions.weight.dtype
+        hidden = self.input(z.to(dtype)) + self.positions.weight[: z.shape[1]]
+        hidden = hidden + self.time_embedding(t).value[:, None]
+        if self.context is not None:
+            hidden = torch.cat([hidden, self.context(context.to(dtype))[:, None]], dim=1)
+        hidden = self.encoder(self.dropout(self.norm(hidden))).last_hidden_state
+        return self.output(hidden[:, : z.shape[1]]).to(z.dtype)

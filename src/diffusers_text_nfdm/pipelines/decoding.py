@@ -1,0 +1,36 @@
+"""From logits to token ids: argmax, or sampling with temperature, top-k and top-p."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def select_tokens(
+    logits: Tensor,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generators: list[torch.Generator] | None = None,
+) -> Tensor:
+    """Token ids `(batch, seq)`. `temperature=0` is the argmax; otherwise one draw per position from `softmax(logits / temperature)`
+    restricted to the `top_k` most probable tokens and to the smallest set of them with probability `top_p`."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits, order = (logits.float() / temperature).sort(-1, descending=True)
+    if top_k is not None:
+        logits[..., top_k:] = -torch.inf
+    probabilities = torch.softmax(logits, -1)
+    if top_p is not None:
+        # A token stays while the more probable ones before it have not reached `top_p`: at least one always does.
+        before = probabilities.cumsum(-1) - probabilities
+        probabilities = probabilities.masked_fill(before >= top_p, 0)
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    uniforms = torch.stack([torch.rand(logits.shape[1], generator=g, device=g.device) for g in generators]).to(
+        logits.device
+    )
+    cumulative = probabilities.cumsum(-1)
+    chosen = torch.searchsorted(cumulative, uniforms[..., None] * cumulative[..., -1:], right=True)
+    # Rounding must not reach a token of probability zero.
+    last = (probabilities > 0).sum(-1, keepdim=True) - 1
+    return order.gather(-1, torch.minimum(chosen, last))[..., 0]

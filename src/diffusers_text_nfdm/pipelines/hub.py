@@ -1,0 +1,169 @@
+"""Checkpoints in folders and on the Hub, for a pipeline that lives outside diffusers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import create_repo, snapshot_download, upload_folder
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from ..model_card import write_model_card
+
+
+PACKAGE = __name__.split(".")[0]
+# Weights as safetensors only: nothing that could hold a pickle is fetched.
+ALLOWED_FILES = ["*.json", "*.safetensors", "*.txt", "*.md", "*.model"]
+
+
+class HubCheckpointMixin:
+    """Overrides of `DiffusionPipeline` for saving, loading and pushing."""
+
+    def register_to_config(self, **kwargs: Any) -> None:
+        # model_index.json names our components by the package alone, so that a checkpoint survives a move of files inside it.
+        for name, value in kwargs.items():
+            if isinstance(value, (tuple, list)) and value and str(value[0]).split(".")[0] == PACKAGE:
+                kwargs[name] = (PACKAGE, value[1])
+        super().register_to_config(**kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, **kwargs: Any):
+        """Load a pipeline from a folder or a Hub repository.
+
+        Takes the arguments of `DiffusionPipeline.from_pretrained`: `revision`, `token`, `cache_dir`, `local_files_only`, `variant`, `dtype`,
+        and components such as `scheduler=`. Only safetensors weights are read.
+        """
+        if kwargs.pop("use_safetensors", True) is False:
+            raise ValueError(
+                "`use_safetensors` is False, but pickled weights are never loaded. Convert them to safetensors."
+            )
+        path = Path(pretrained_model_name_or_path)
+        if path.is_dir() and not (path / "model_index.json").is_file():
+            raise ValueError(
+                f"The folder {str(path)!r} is no pipeline checkpoint: it has no model_index.json. Give the folder that "
+                "`save_pretrained` wrote, or load a model alone with `AutoModel.from_pretrained`."
+            )
+        if path.is_file():
+            raise ValueError(f"{str(path)!r} is a file; give the folder of a checkpoint or the name of a repository.")
+        return super().from_pretrained(pretrained_model_name_or_path, use_safetensors=True, **kwargs)
+
+    @classmethod
+    def download(
+        cls,
+        pretrained_model_name,
+        *,
+        cache_dir=None,
+        force_download: bool = False,
+        local_files_only: bool | None = None,
+        token=None,
+        revision: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Fetch a repository's checkpoint files and return their folder.
+
+        The rest of diffusers' arguments concern modules of its own, which `download` there insists on.
+        """
+        where = f"the repository {str(pretrained_model_name)!r}" + (f" at revision {revision!r}" if revision else "")
+        try:
+            folder = snapshot_download(
+                str(pretrained_model_name),
+                cache_dir=cache_dir,
+                force_download=force_download,
+                local_files_only=bool(local_files_only),
+                token=token,
+                revision=revision,
+                allow_patterns=ALLOWED_FILES,
+            )
+        except RevisionNotFoundError as error:
+            raise ValueError(f"There is no such revision: {where}. Give an existing branch, tag or commit.") from error
+        except RepositoryNotFoundError as error:
+            raise ValueError(
+                f"There is no such repository, nor such a folder: {pretrained_model_name!r}. Check the name; a private repository "
+                "needs `token=` or `hf auth login`."
+            ) from error
+        except LocalEntryNotFoundError as error:
+            raise OSError(
+                f"Could not fetch {where}, and it is not whole in the cache. Check the connection and try again; offline, "
+                "download it once beforehand."
+            ) from error
+        except (HfHubHTTPError, EntryNotFoundError) as error:
+            raise OSError(
+                f"The Hub did not deliver {where}: {error}. Nothing half-loaded is kept; try again."
+            ) from error
+        except Exception as error:
+            # An interrupted transfer surfaces as an exception of whatever HTTP library the client uses.
+            if isinstance(error, OSError) or type(error).__module__.split(".")[0] in (
+                "httpx",
+                "httpx2",
+                "httpcore",
+                "requests",
+            ):
+                raise OSError(
+                    f"The download of {where} was interrupted ({type(error).__name__}: {error}). What was fetched whole is kept; try again."
+                ) from error
+            raise
+        if not (Path(folder) / "model_index.json").is_file():
+            raise ValueError(f"{where} holds no pipeline: it has no model_index.json.")
+        return folder
+
+    def save_pretrained(
+        self, save_directory, *, push_to_hub: bool = False, repo_id: str | None = None, **kwargs: Any
+    ) -> None:
+        """Write components, model_index.json and, where there is none yet, a model card."""
+        hub_arguments = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
+        if hub_arguments and not push_to_hub:
+            raise ValueError(f"{', '.join(sorted(hub_arguments))} only matter with `push_to_hub=True`.")
+        folder = Path(save_directory)
+        super().save_pretrained(str(folder), **kwargs)
+        write_model_card(self, folder)
+        if push_to_hub:
+            _upload(folder, repo_id or folder.name, **hub_arguments)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        commit_message: str | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+    ) -> str:
+        """Create the repository if need be and upload the pipeline with its model card. Returns the address of the commit."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return _upload(
+                Path(folder), repo_id, private=private, token=token, commit_message=commit_message, revision=revision,
+                create_pr=create_pr,
+            )  # fmt: skip
+
+
+PUSH_ARGUMENTS = ("private", "token", "commit_message", "revision", "create_pr")
+
+
+def _upload(
+    folder: Path,
+    repo_id: str,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    commit_message: str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+) -> str:
+    repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
+    info = upload_folder(
+        repo_id=repo_id,
+        folder_path=str(folder),
+        token=token,
+        commit_message=commit_message or "Upload pipeline",
+        revision=revision,
+        create_pr=create_pr,
+    )
+    return str(info)

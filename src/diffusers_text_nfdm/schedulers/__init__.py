@@ -1,0 +1,13 @@
+from .base import TextDiffusionScheduler, TextDiffusionSchedulerOutput
+from .scheduling_markov_chain import MarkovChainScheduler
+from .scheduling_reverse_ode import ReverseODEScheduler
+from .scheduling_reverse_sde import ReverseSDEScheduler
+
+
+__all__ = [
+    "MarkovChainScheduler",
+    "ReverseODEScheduler",
+    "ReverseSDEScheduler",
+    "TextDiffusionScheduler",
+    "TextDiffusionSchedulerOutput",
+]

@@ -1,0 +1,69 @@
+"""Conditional Markov chain: star sampling, deterministic sampling, and everything between."""
+
+from __future__ import annotations
+
+import torch
+from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for this name here)
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor
+
+from ..forward_processes import ForwardProcess
+from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutput
+
+
+class MarkovChainScheduler(TextDiffusionScheduler):
+    """One step from t to s < t keeps a share of the old noise and draws the rest anew:
+
+        ε_old = (z_t - mean(Ê, t)) / std(Ê, t)
+        ε     = sqrt(1-ρ) ε_old + sqrt(ρ) ε_new
+        z_s   = mean(Ê, s) + std(Ê, s) ε
+
+    Every ρ keeps the marginals. ρ = 1 is star sampling (the paper's "DDIM-style"), where z_t is forgotten and the forward process is
+    called once a step; ρ = 0 is deterministic (what DDIM means elsewhere); `ρ* = 1 - SNR(t)/SNR(s)` is the ancestral posterior of VDM and DDPM.
+
+    Args:
+        noise_fraction: ρ in [0, 1], a fraction of the variance; or `"snr"` for ρ*, which needs a process with a signal-to-noise ratio.
+        time_grid: `"uniform"` or `"learned"`.
+    """
+
+    @register_to_config
+    def __init__(self, noise_fraction: float | str = 1.0, time_grid: str = "uniform"):
+        self._check_config()
+        if noise_fraction != "snr" and not (
+            isinstance(noise_fraction, (int, float))
+            and not isinstance(noise_fraction, bool)
+            and 0 <= noise_fraction <= 1
+        ):
+            raise ValueError(f"`noise_fraction` is {noise_fraction!r}; it must be a number in [0, 1] or 'snr'.")
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: Tensor | float,
+        sample: Tensor,
+        *,
+        forward_process: ForwardProcess,
+        context: Tensor | None = None,
+        generator: Generators = None,
+        return_dict: bool = True,
+    ) -> TextDiffusionSchedulerOutput | tuple[Tensor]:
+        """From `z_t` and `Ê = model_output` to `z_s`; the last step gives the mean at 0, without noise."""
+        time, next_time = self._interval(timestep)
+        prediction = model_output
+        if next_time == 0:
+            return self._output(forward_process.initial_marginal(prediction, context).mean, return_dict)
+        t, s = self._times(time, sample), self._times(next_time, sample)
+        rho = self.config.noise_fraction
+        if rho == "snr":
+            rho = 1 - forward_process.snr(t, context) / forward_process.snr(s, context)
+            # Where a learned SNR rises towards noise there is no such posterior; nothing is drawn anew there.
+            rho = rho.clamp(0, 1)
+        if isinstance(rho, Tensor) or 0 < rho < 1:
+            rho = torch.as_tensor(rho, device=sample.device, dtype=sample.dtype)
+            kept = forward_process.marginal(prediction, t, context).noise(sample)
+            noise = (1 - rho).sqrt() * kept + rho.sqrt() * self._noise(sample, generator)
+        elif rho == 0:
+            noise = forward_process.marginal(prediction, t, context).noise(sample)
+        else:
+            noise = self._noise(sample, generator)
+        return self._output(forward_process.marginal(prediction, s, context).sample(noise), return_dict)

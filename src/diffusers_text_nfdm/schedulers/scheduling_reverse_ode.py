@@ -1,0 +1,199 @@
+"""The reverse ODE by explicit Runge-Kutta methods: Euler, Heun, and an adaptive embedded pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for this name here)
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor
+
+from ..forward_processes import ForwardProcess
+from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutput
+
+
+@dataclass(frozen=True)
+class Tableau:
+    """An explicit Runge-Kutta method: stage `i` is taken at `t - c_i h` from `z - h Σ_j a_ij k_j`; the step is `z - h Σ_j b_j k_j`.
+
+    `error` are the weights of the embedded error estimate. With it the last stage is taken at the end of the step and is the first
+    of the next one.
+    """
+
+    order: int
+    a: tuple[tuple[float, ...], ...]
+    b: tuple[float, ...]
+    c: tuple[float, ...]
+    error: tuple[float, ...] | None = None
+
+
+TABLEAUS = {
+    "euler": Tableau(1, a=((),), b=(1.0,), c=(0.0,)),
+    "heun": Tableau(2, a=((), (1.0,)), b=(0.5, 0.5), c=(0.0, 1.0)),
+    # Bogacki and Shampine, A 3(2) pair of Runge-Kutta formulas (1989).
+    "adaptive": Tableau(
+        3,
+        a=((), (1 / 2,), (0.0, 3 / 4), (2 / 9, 1 / 3, 4 / 9)),
+        b=(2 / 9, 1 / 3, 4 / 9, 0.0),
+        c=(0.0, 1 / 2, 3 / 4, 1.0),
+        error=(2 / 9 - 7 / 24, 1 / 3 - 1 / 4, 4 / 9 - 1 / 3, -1 / 8),
+    ),
+}
+
+
+@dataclass
+class _AdaptiveState:
+    """Every sample has its own time and step size, so that it does not depend on the batch it is in."""
+
+    t: Tensor
+    h: Tensor
+    origin: Tensor
+    slopes: list[Tensor] = field(default_factory=list)
+
+
+class ReverseODEScheduler(TextDiffusionScheduler):
+    """`dz/dt = f(z) = d mean/dt + (d log std/dt) (z - mean)`, with Ê in place of E, from `start_time` down to 0.
+
+    Args:
+        method: `"euler"` (order 1, one predictor call a step), `"heun"` (order 2, two calls, and one in the last step), or `"adaptive"`: the Bogacki-Shampine
+            3(2) pair (three calls a step), whose steps are chosen so that the estimated error stays below `atol + rtol |z|`;
+            `num_inference_steps` then sets only the first step size, `1/num_inference_steps`.
+        rtol, atol: tolerances of `"adaptive"`.
+        start_time: first time. At t = 1 itself the drift of a schedule with `α ~ sqrt(1-t)` is infinite.
+        time_grid: `"uniform"` or `"learned"`.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        method: str = "euler",
+        rtol: float = 1e-2,
+        atol: float = 1e-2,
+        start_time: float = 0.999,
+        time_grid: str = "uniform",
+    ):
+        self._check_config()
+        if method not in TABLEAUS:
+            raise ValueError(f"`method` is {method!r}; it must be one of {', '.join(map(repr, TABLEAUS))}.")
+        if not rtol >= 0 or not atol > 0:
+            raise ValueError(f"`rtol` is {rtol!r} and `atol` {atol!r}; they must be at least 0 and above 0.")
+        self.order = len(TABLEAUS[method].c)
+
+    @property
+    def tableau(self) -> Tableau:
+        return TABLEAUS[self.config.method]
+
+    def _tableau_of_step(self, s: float) -> Tableau:
+        # At t = 0 the drift may be stiff (std is small there), so the last step is Euler's. One such step leaves Heun at order 2.
+        return TABLEAUS["euler"] if s == 0 else self.tableau
+
+    def set_timesteps(
+        self,
+        num_inference_steps: int | None = None,
+        device: str | torch.device | None = None,
+        timesteps: Sequence[float] | None = None,
+        time_sampler: torch.nn.Module | None = None,
+    ) -> None:
+        super().set_timesteps(num_inference_steps, device, timesteps, time_sampler)
+        self.num_function_evaluations = 0
+        self._slopes: list[Tensor] = []
+        self._state: _AdaptiveState | None = None
+        if self.config.method == "adaptive":
+            if timesteps is not None:
+                raise ValueError("`timesteps` cannot be given with method 'adaptive', which chooses its own.")
+            self.timesteps = _AdaptiveTimes(self)
+        else:
+            stages = [t - c * (t - s) for t, s in zip(self._grid, self._grid[1:]) for c in self._tableau_of_step(s).c]
+            self.timesteps = torch.tensor(stages, dtype=torch.float32, device=device)
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: Tensor | float,
+        sample: Tensor,
+        *,
+        forward_process: ForwardProcess,
+        context: Tensor | None = None,
+        generator: Generators = None,
+        return_dict: bool = True,
+    ) -> TextDiffusionSchedulerOutput | tuple[Tensor]:
+        """Take in the drift at one stage; give the point of the next stage, or after the last stage the point of the next step.
+
+        `generator` is part of the common signature; an ODE draws nothing.
+        """
+        self.num_function_evaluations += 1
+        if self.config.method == "adaptive":
+            return self._output(self._adaptive_step(model_output, sample, forward_process, context), return_dict)
+        if not self._slopes:
+            self._t, self._s = self._interval(timestep)
+            self._origin = sample
+        h, tableau = self._t - self._s, self._tableau_of_step(self._s)
+        stage_time = self._t - tableau.c[len(self._slopes)] * h
+        path = forward_process.moving_marginal(model_output, self._times(stage_time, sample), context)
+        self._slopes.append(path.ode_drift(sample))
+        stage = len(self._slopes)
+        if stage < len(tableau.c):
+            return self._output(self._advance(self._origin, h, self._slopes, tableau.a[stage]), return_dict)
+        sample = self._advance(self._origin, h, self._slopes, tableau.b)
+        self._slopes = []
+        return self._output(sample, return_dict)
+
+    @staticmethod
+    def _advance(origin: Tensor, h: float | Tensor, slopes: list[Tensor], weights: Sequence[float]) -> Tensor:
+        return origin - h * sum(weight * slope for weight, slope in zip(weights, slopes) if weight)
+
+    def _adaptive_step(
+        self, prediction: Tensor, sample: Tensor, forward_process: ForwardProcess, context: Tensor | None
+    ) -> Tensor:
+        tableau = self.tableau
+        if self._state is None:
+            t = self._times(self.start_time, sample)
+            self._state = _AdaptiveState(t=t, h=torch.full_like(t, self._grid[0] - self._grid[1]), origin=sample)
+        state = self._state
+        stage = len(state.slopes)
+        path = forward_process.moving_marginal(prediction, state.t - tableau.c[stage] * state.h, context)
+        state.slopes.append(path.ode_drift(sample))
+        h = state.h[:, None, None]
+        if stage + 1 < len(tableau.c):
+            return self._advance(state.origin, h, state.slopes, tableau.a[stage + 1])
+
+        # The last stage was taken at the end of the step: `sample` is the proposal.
+        error = h * sum(weight * slope for weight, slope in zip(tableau.error, state.slopes))
+        scale = self.config.atol + self.config.rtol * torch.maximum(state.origin.abs(), sample.abs())
+        ratio = (error / scale).square().mean((-1, -2)).sqrt()
+        # A step of 1e-4 is taken whatever its error: the predictor is only piecewise smooth, and the run must end.
+        accepted = (ratio <= 1) | (state.h <= 1e-4)
+        factor = torch.nan_to_num(0.9 * ratio.clamp_min(1e-8) ** (-1 / tableau.order), nan=0.2).clamp(0.2, 5.0)
+        keep = accepted[:, None, None]
+        state.t = torch.where(accepted, state.t - state.h, state.t)
+        state.origin = torch.where(keep, sample, state.origin)
+        first = torch.where(keep, state.slopes[-1], state.slopes[0])
+        # Never past 0; a remainder too small to matter is taken with the step before it.
+        finished = state.t <= 1e-6
+        state.t = torch.where(finished, torch.zeros_like(state.t), state.t)
+        state.h = torch.where(
+            finished, torch.zeros_like(state.h), torch.minimum((state.h * factor).clamp_min(1e-4), state.t)
+        )
+        state.slopes = [first]
+        # The first stage of the next step is known: ask for its second.
+        return self._advance(state.origin, state.h[:, None, None], state.slopes, tableau.a[1])
+
+    def _next_adaptive_time(self) -> Tensor | None:
+        if self._state is None:
+            return torch.tensor(self.start_time, dtype=torch.float32, device=self._device)
+        if not self._state.h.any():
+            return None
+        return self._state.t - self.tableau.c[len(self._state.slopes)] * self._state.h
+
+
+class _AdaptiveTimes:
+    """Iterates over the times at which the adaptive method wants the predictor, one time per sample, until all have reached 0."""
+
+    def __init__(self, scheduler: ReverseODEScheduler):
+        self._scheduler = scheduler
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while (time := self._scheduler._next_adaptive_time()) is not None:
+            yield time

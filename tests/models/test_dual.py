@@ -1,0 +1,144 @@
+"""Forward mode by hand: every operation against `torch.func.jvp`, and without a rate against the plain operation."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import randomize, relative_error
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from diffusers_text_nfdm.models import dual
+from diffusers_text_nfdm.models.dual import Dual
+from diffusers_text_nfdm.models.time_embedding import TimeEmbedding, fourier_features
+from diffusers_text_nfdm.models.transformer import TIME_CONDITIONINGS, Transformer, modulate
+
+
+LINEAR = randomize(nn.Linear(6, 6).double())
+NORM = randomize(nn.LayerNorm(6).double())
+BARE_NORM = nn.LayerNorm(6, elementwise_affine=False).double()
+
+# name: (operation on duals, the plain operation, shapes of its arguments)
+OPERATIONS = {
+    "add": (dual.add, torch.add, [(3, 5, 6), (3, 5, 6)]),
+    "add, broadcast": (dual.add, torch.add, [(3, 5, 6), (3, 1, 6)]),
+    "multiply": (dual.multiply, torch.mul, [(3, 5, 6), (3, 5, 6)]),
+    "multiply, broadcast": (dual.multiply, torch.mul, [(2, 3, 5, 6), (3, 1, 6)]),
+    "modulate": (modulate, lambda x, shift, scale: x * (1 + scale) + shift, [(2, 3, 5, 6), (3, 1, 6), (3, 1, 6)]),
+    "linear": (lambda x: dual.linear(x, LINEAR), LINEAR, [(3, 5, 6)]),
+    "silu": (dual.silu, F.silu, [(3, 5, 6)]),
+    "gelu": (dual.gelu, F.gelu, [(3, 5, 6)]),
+    "layer norm": (lambda x: dual.layer_norm(x, NORM), NORM, [(3, 5, 6)]),
+    "layer norm without scale": (lambda x: dual.layer_norm(x, BARE_NORM), BARE_NORM, [(3, 5, 6)]),
+    "attention": (dual.attention, F.scaled_dot_product_attention, [(3, 2, 5, 6)] * 3),
+    "map_linear": (lambda x: x.map_linear(lambda y: y.transpose(-1, -2)), lambda y: y.transpose(-1, -2), [(3, 5, 6)]),
+}
+
+
+def normal(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_carries_the_derivative_of_the_plain_operation(name):
+    operation, plain, shapes = OPERATIONS[name]
+    values, rates = zip(*((2 * normal(*shape), normal(*shape)) for shape in shapes))
+    with sdpa_kernel(SDPBackend.MATH):
+        value, rate = torch.func.jvp(plain, values, rates)
+    actual = operation(*map(Dual, values, rates))
+    assert actual.rate.shape == actual.value.shape
+    torch.testing.assert_close(actual.value, value, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(actual.rate, rate, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_on_constants_is_the_plain_operation_and_constant(name):
+    operation, plain, shapes = OPERATIONS[name]
+    values = [normal(*shape) for shape in shapes]
+    actual = operation(*map(Dual, values))
+    assert actual.rate is None
+    torch.testing.assert_close(actual.value, plain(*values), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["add", "add, broadcast", "multiply", "multiply, broadcast", "modulate"])
+@pytest.mark.parametrize("moving", [0, 1])
+def test_a_missing_rate_means_zero(name, moving):
+    operation, _, shapes = OPERATIONS[name]
+    values, rates = [normal(*shape) for shape in shapes], [None] * len(shapes)
+    rates[moving] = normal(*shapes[moving])
+    actual = operation(*map(Dual, values, rates))
+    zero_filled = [torch.zeros_like(v) if r is None else r for v, r in zip(values, rates)]
+    expected = operation(*map(Dual, values, zero_filled))
+    assert actual.rate.shape == actual.value.shape
+    torch.testing.assert_close(actual.rate, expected.rate, rtol=1e-14, atol=1e-14)
+
+
+def test_fourier_features_are_cosines_and_sines_of_a_thousand_t_and_their_rate_is_the_derivative():
+    t = torch.tensor([0.0, 0.123, 1.0], dtype=torch.float64)
+    value, rate = torch.func.jvp(lambda t: fourier_features(t, 8).value, (t,), (torch.ones_like(t),))
+    actual = fourier_features(t, 8, with_rate=True)
+    torch.testing.assert_close(actual.value, value, rtol=0, atol=0)
+    assert relative_error(actual.rate, rate) < 1e-13
+    angles = 1000 * t[:, None] * 10_000.0 ** (-torch.arange(4) / 4.0).double()
+    torch.testing.assert_close(actual.value, torch.cat([angles.cos(), angles.sin()], -1), rtol=1e-9, atol=1e-9)
+    assert fourier_features(t, 8).rate is None
+
+
+def test_fourier_features_tell_neighbouring_times_apart_whatever_the_weights_are():
+    grid = torch.linspace(0, 1, 1001)
+    assert fourier_features(grid, 8).value.dtype == torch.float32
+    assert len(fourier_features(grid, 8).value.unique(dim=0)) == 1001
+    embedding = randomize(TimeEmbedding(32, 32).bfloat16())
+    assert len(embedding(grid).value.unique(dim=0)) > 990
+
+
+def make_transformer(time_conditioning):
+    return randomize(
+        Transformer(
+            input_dim=4,
+            output_dim=3,
+            hidden_size=8,
+            num_layers=2,
+            num_heads=2,
+            intermediate_size=12,
+            max_length=7,
+            time_conditioning=time_conditioning,
+            time_dim=10,
+        ).double()
+    )
+
+
+@pytest.mark.parametrize("with_rate", [False, True])
+@pytest.mark.parametrize("time_conditioning", TIME_CONDITIONINGS)
+def test_transformer_treats_leading_axes_as_separate_calls(time_conditioning, with_rate):
+    network, t = make_transformer(time_conditioning), torch.rand(3, dtype=torch.float64)
+    if time_conditioning == "none":
+        t, with_rate = None, False
+    stack = normal(2, 3, 5, 4)
+    together = network(stack, t, with_rate)
+    apart = [network(embeddings, t, with_rate) for embeddings in stack]
+    assert together.value.shape == (2, 3, 5, 3)
+    assert (together.rate is not None) == with_rate
+    torch.testing.assert_close(together.value, torch.stack([x.value for x in apart]), rtol=1e-12, atol=1e-12)
+    if with_rate:
+        torch.testing.assert_close(together.rate, torch.stack([x.rate for x in apart]), rtol=1e-12, atol=1e-10)
+
+
+@pytest.mark.parametrize("time_conditioning", ["adaln", "additive"])
+def test_transformer_with_rate_has_the_value_of_the_plain_call_and_its_derivative(time_conditioning):
+    network, t, embeddings = make_transformer(time_conditioning), torch.rand(3, dtype=torch.float64), normal(3, 5, 4)
+    with sdpa_kernel(SDPBackend.MATH):
+        value, rate = torch.func.jvp(lambda t: network(embeddings, t).value, (t,), (torch.ones_like(t),))
+    actual = network(embeddings, t, with_rate=True)
+    torch.testing.assert_close(actual.value, value, rtol=1e-12, atol=1e-12)
+    assert relative_error(actual.rate, rate) < 1e-12
+
+
+@pytest.mark.parametrize("time_conditioning", TIME_CONDITIONINGS)
+def test_transformer_depends_on_position_and_other_tokens_and_on_time_if_it_has_one(time_conditioning):
+    network, t, embeddings = make_transformer(time_conditioning), torch.rand(3, dtype=torch.float64), normal(3, 5, 4)
+    out = network(embeddings, t).value
+    assert not torch.allclose(network(embeddings.flip(1), t).value.flip(1), out)
+    changed = embeddings.clone()
+    changed[:, -1] += 1
+    assert not torch.allclose(network(changed, t).value[:, 0], out[:, 0])
+    assert torch.equal(network(embeddings, t + 0.01).value, out) == (time_conditioning == "none")

@@ -1,0 +1,289 @@
+"""The models: what the outputs do not depend on, gradients, saving and loading, and bad input."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from tiny import (
+    LENGTH,
+    MODELS,
+    PREDICTION_TYPES,
+    VOCAB,
+    make_config,
+    make_ids,
+    make_model,
+    randomize,
+    relative_error,
+    seeded,
+)
+
+from diffusers_text_nfdm.models import TextDiffusionOutput
+
+
+PER_EXAMPLE = (
+    "bound",
+    "diffusion",
+    "reconstruction",
+    "prior",
+    "context",
+    "rescaled_diffusion",
+    "t",
+    "reconstruction_accuracy",
+)
+
+
+@pytest.fixture(params=[(name, kind) for name in MODELS for kind in PREDICTION_TYPES], ids="-".join)
+def model(request):
+    name, prediction_type = request.param
+    return make_model(name, prediction_type=prediction_type)
+
+
+# --- invariance ---
+
+
+def test_terms_of_an_example_do_not_depend_on_its_batch(model):
+    ids, draws = make_ids(4), model.draw(4, seeded(1))
+    together = model(ids, draws=draws)
+    for i in range(4):
+        alone = model(ids[i : i + 1], draws=draws.slice(i, i + 1))
+        for term in PER_EXAMPLE:
+            torch.testing.assert_close(alone[term], together[term][i : i + 1], rtol=1e-10, atol=1e-12, msg=term)
+
+
+def test_prediction_of_an_example_does_not_depend_on_the_others(model):
+    z, t = torch.randn(3, *model.latent_shape, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    context = None if model.context_dim is None else torch.randn(3, model.context_dim, dtype=torch.float64)
+    before = model.predict(z, t, context)
+    z[1:], t[1:] = torch.randn_like(z[1:]), torch.rand_like(t[1:])
+    if context is not None:
+        context[1:] = torch.randn_like(context[1:])
+    after = model.predict(z, t, context)
+    torch.testing.assert_close(after[0], before[0], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(after[1:], before[1:])
+
+
+def test_every_position_counts_padding_included(model):
+    ids, draws = make_ids(2), model.draw(2, seeded(1))
+    changed = ids.clone()
+    changed[:, -1] = (ids[:, -1] + 1) % VOCAB
+    assert (model(ids, draws=draws).reconstruction != model(changed, draws=draws).reconstruction).all()
+
+
+def test_the_same_generator_seed_gives_the_same_output_and_another_seed_another(model):
+    ids = make_ids(3)
+    first, second, third = (model(ids, generator=seeded(seed)) for seed in (5, 5, 6))
+    for term in PER_EXAMPLE:
+        assert torch.equal(first[term], second[term]), term
+    assert not torch.equal(first.bound, third.bound)
+    assert torch.equal(first.bound, model(ids, draws=model.draw(3, seeded(5))).bound)
+
+
+def test_draws_slice_into_the_parts_they_were_made_of(model):
+    draws = model.draw(5, seeded(0))
+    parts = [draws.slice(0, 2), draws.slice(2, 5)]
+    for field in ("uniforms", "noise", "initial_noise", "context_noise"):
+        whole = getattr(draws, field)
+        if whole is None:
+            assert model.context_dim is None and field == "context_noise"
+        else:
+            assert torch.equal(torch.cat([getattr(part, field) for part in parts]), whole)
+
+
+def test_a_given_time_replaces_the_drawn_one_with_weight_one(model):
+    ids, draws = make_ids(3), model.draw(3, seeded(1))
+    drawn = model(ids, draws=draws)
+    given = model(ids, t=drawn.t, draws=draws)
+    _, weight = model.time_sampler(draws.uniforms)
+    assert torch.equal(given.t, drawn.t) and not torch.equal(weight, torch.ones_like(weight))
+    torch.testing.assert_close(given.diffusion * weight, drawn.diffusion, rtol=1e-12, atol=0)
+
+
+def test_return_dict_false_gives_the_same_values_as_a_tuple(model):
+    ids, draws = make_ids(2), model.draw(2, seeded(1))
+    for a, b in zip(model(ids, draws=draws, return_dict=False), model(ids, draws=draws).to_tuple(), strict=True):
+        assert torch.equal(a, b)
+
+
+# --- gradients ---
+
+
+def loss_gradients(model, ids, draws):
+    model.zero_grad()
+    torch.manual_seed(0)  # dropout
+    model(ids, draws=draws).loss.backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def test_every_parameter_receives_a_gradient(model):
+    # DistributedDataParallel waits for every parameter.
+    for name, gradient in loss_gradients(model, make_ids(4), model.draw(4, seeded(0))).items():
+        assert gradient is not None and gradient.isfinite().all(), name
+        # Attention does not see a shift of all keys.
+        assert "key.bias" in name or gradient.abs().max() > 0, name
+
+
+def test_every_parameter_receives_a_gradient_from_the_first_step(model):
+    fresh = type(model)(model.config)
+    for name, gradient in loss_gradients(fresh, make_ids(4), fresh.draw(4, seeded(0))).items():
+        assert gradient is not None, name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradient_checkpointing_recomputes_the_layers_and_changes_no_gradient(name):
+    dropout = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
+    model = make_model(name, **dropout).train()
+    ids, draws, calls = make_ids(2), model.draw(2, seeded(0)), []
+    model.predictor.encoder.layer[0].attention.register_forward_hook(lambda *_: calls.append(None))
+    plain = loss_gradients(model, ids, draws)
+    assert len(calls) == 1
+    model.gradient_checkpointing_enable()
+    checkpointed = loss_gradients(model, ids, draws)
+    assert len(calls) == 3
+    for key in plain:
+        torch.testing.assert_close(checkpointed[key], plain[key], rtol=1e-12, atol=1e-12, msg=key)
+
+
+def test_eager_and_fused_attention_agree(model):
+    ids, draws = make_ids(3), model.draw(3, seeded(0))
+    outputs, used = {}, []
+    for implementation in ("eager", "sdpa"):
+        model.set_attn_implementation(implementation)
+        used.append(model.predictor.encoder.layer[0].attention.self.config._attn_implementation)
+        outputs[implementation] = model(ids, draws=draws).bound
+    assert used == ["eager", "sdpa"]
+    torch.testing.assert_close(outputs["eager"], outputs["sdpa"], rtol=1e-10, atol=0)
+
+
+# --- initialisation ---
+
+
+@pytest.mark.parametrize("kind", PREDICTION_TYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_new_model_starts_where_the_docstrings_say(name, kind):
+    config = make_config(name, prediction_type=kind, vocab_size=2000)
+    torch.manual_seed(0)
+    model = MODELS[name][0](config)
+    assert model.embeddings.weight.std().item() == pytest.approx(1, abs=0.05)
+    assert model.embeddings.weight.mean().item() == pytest.approx(0, abs=0.05)
+    assert not model.token_bias.any() and not model.time_sampler.log_terms.any()
+    zeros = {
+        n: p for n, p in model.named_parameters() if "modulation.linear" in n or "film.linear" in n or "gate" in n
+    }
+    assert not any(p.any() for p in zeros.values())
+    assert bool(zeros) == (name == "nfdm" or kind == "categorical")
+    assert model.predictor.output[2].weight.std().item() == pytest.approx(config.initializer_range, rel=0.3)
+
+
+def test_embeddings_on_the_sphere_have_length_sqrt_dim():
+    model = make_model("nfdm", embedding_sphere=True)
+    norms = model.embed(make_ids(3)).norm(dim=-1)
+    torch.testing.assert_close(norms, torch.full_like(norms, model.config.embedding_dim**0.5))
+
+
+# --- saving ---
+
+
+LOADER = """
+import sys, torch
+from transformers import AutoConfig, AutoModel
+import diffusers_text_nfdm
+torch.set_num_threads(1)
+torch.set_grad_enabled(False)
+for folder in sys.argv[1:]:
+    model = AutoModel.from_pretrained(folder)
+    assert type(AutoConfig.from_pretrained(folder)) is type(model.config)
+    for parameter in model.parameters():
+        # Mapped from a file they start at any address, and the last bit of a product depends on the alignment.
+        parameter.data = parameter.data.clone()
+    inputs = torch.load(folder + "/inputs.pt")
+    output = model(inputs["ids"], generator=torch.Generator().manual_seed(3))
+    torch.save({"class": type(model).__name__, **output}, folder + "/outputs.pt")
+"""
+
+
+def test_a_fresh_process_loads_every_model_from_safetensors_and_computes_the_same_bits(tmp_path):
+    expected = {}
+    for name in MODELS:
+        for kind in PREDICTION_TYPES:
+            folder = tmp_path / f"{name}-{kind}"
+            model = make_model(name, torch.float32, prediction_type=kind)
+            model.save_pretrained(folder)
+            assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+            ids = make_ids(3)
+            torch.save({"ids": ids}, folder / "inputs.pt")
+            with torch.no_grad():
+                output = model(ids, generator=seeded(3))
+            expected[folder] = {"class": type(model).__name__, **output}
+    subprocess.run([sys.executable, "-c", LOADER, *map(str, expected)], check=True)
+    for folder, output in expected.items():
+        loaded = torch.load(folder / "outputs.pt")
+        assert loaded.keys() == output.keys() and loaded["class"] == output["class"]
+        for key in output.keys() - {"class"}:
+            assert torch.equal(loaded[key], output[key]), (folder.name, key)
+
+
+# --- bad input ---
+
+
+def bad_ids(value):
+    ids = make_ids(2)
+    ids[1, 2] = value
+    return ids
+
+
+BAD_INPUTS = {
+    "id above": (lambda: {"input_ids": bad_ids(VOCAB)}, ["`input_ids`", f"to {VOCAB};", f"[0, {VOCAB - 1}]"]),
+    "id below": (lambda: {"input_ids": bad_ids(-100)}, ["`input_ids`", "-100"]),
+    "too short": (
+        lambda: {"input_ids": make_ids(2)[:, 1:]},
+        ["`input_ids`", f"(2, {LENGTH - 1})", f"(batch, {LENGTH})"],
+    ),
+    "no batch": (lambda: {"input_ids": make_ids(2)[0]}, ["`input_ids`", f"({LENGTH},)"]),
+    "t above": (lambda: {"input_ids": make_ids(2), "t": torch.tensor([0.5, 1.25])}, ["`t`", "1.25", "[0, 1]"]),
+    "t below": (lambda: {"input_ids": make_ids(2), "t": torch.tensor([-0.5, 1.0])}, ["`t`", "-0.5", "[0, 1]"]),
+    "t nan": (lambda: {"input_ids": make_ids(2), "t": torch.tensor([0.5, torch.nan])}, ["`t`", "nan"]),
+    "t scalar": (lambda: {"input_ids": make_ids(2), "t": torch.tensor(0.5)}, ["`t`", "()", "(2,)"]),
+    "t of another batch": (lambda: {"input_ids": make_ids(2), "t": torch.rand(3)}, ["`t`", "(3,)", "(2,)"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_input_is_refused_by_name_and_value(case):
+    make_arguments, parts = BAD_INPUTS[case]
+    with pytest.raises(ValueError) as error:
+        make_model("diffusion-lm")(**make_arguments())
+    for part in parts:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("term", ["diffusion", "reconstruction", "prior", "context"])
+def test_non_finite_terms_names_the_term_and_the_time(term):
+    values = {name: torch.zeros(3) for name in ("diffusion", "reconstruction", "prior", "context")}
+    output = TextDiffusionOutput(**values, t=torch.tensor([0.25, 0.5, 0.75]))
+    assert output.non_finite_terms() is None
+    output[term][1] = torch.inf
+    assert output.non_finite_terms() == f"{term} is inf at t = 0.5"
+
+
+def test_non_finite_terms_of_a_broken_model_are_found():
+    model = make_model("nfdm", torch.float32)
+    with torch.no_grad():
+        model.predictor.output[2].bias.fill_(torch.nan)
+    output = model(make_ids(2), t=torch.tensor([0.125, 0.5]))
+    assert output.non_finite_terms() == "diffusion is nan at t = 0.125, 0.5"
+
+
+def test_embedding_monitors_are_the_norm_and_the_distance_to_the_nearest_other_token():
+    model, ids = make_model("diffusion-lm"), make_ids(3)
+    output = model(ids)
+    table = model.embedding_table()
+    nearest = [min((table[i] - table[j]).norm() for j in range(VOCAB) if j != i) for i in ids.flatten().tolist()]
+    assert output.nearest_neighbor_distance.item() == pytest.approx(torch.stack(nearest).mean().item(), rel=1e-6)
+    assert output.embedding_norm.item() == pytest.approx(table[ids].norm(dim=-1).mean().item())
+
+
+def test_randomize_leaves_no_parameter_at_zero():
+    model = randomize(MODELS["nfdm"][0](make_config("nfdm")))
+    assert all((p != 0).all() for p in model.parameters())
+    assert relative_error(model.embeddings.weight, torch.zeros(1) + 1) > 0.1

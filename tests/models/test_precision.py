@@ -1,0 +1,82 @@
+"""Low precision and the ends of the time interval: everything stays finite, and latents and times stay float32."""
+
+import pytest
+import torch
+from tiny import MODELS, PREDICTION_TYPES, make_ids, make_model, seeded
+
+
+ENDS = [0.0, 1e-7, 1e-3, 0.5, 1 - 1e-3, 1 - 1e-7, 1.0]
+PRECISIONS = ("float32", "bfloat16", "autocast")
+
+
+def evaluate(name, precision, t=None, **overrides):
+    model = make_model(name, torch.bfloat16 if precision == "bfloat16" else torch.float32, **overrides)
+    ids = make_ids(len(ENDS))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
+        return model, model(ids, t=t, generator=seeded(0))
+
+
+@pytest.mark.parametrize("decoder", ["linear", "gaussian"])
+@pytest.mark.parametrize("kind", PREDICTION_TYPES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_and_gradients_are_finite_at_the_ends_of_time(name, precision, kind, decoder):
+    model, output = evaluate(name, precision, torch.tensor(ENDS), prediction_type=kind, decoder=decoder)
+    assert output.non_finite_terms() is None
+    assert output.bound.isfinite().all() and output.loss.isfinite()
+    output.loss.backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), key
+
+
+@pytest.mark.parametrize("kind", PREDICTION_TYPES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_latents_times_and_terms_stay_float32(name, precision, kind):
+    model, output = evaluate(name, precision, prediction_type=kind)
+    for key, value in output.items():
+        assert value.dtype == torch.float32, key
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
+        embeddings, draws = model.embed(make_ids(3)), model.draw(3)
+        context, _ = model.encode_context(embeddings, draws.context_noise)
+        t, weight = model.time_sampler(draws.uniforms)
+        path = model.forward_process.moving_marginal(embeddings, t, context)
+        z = path.sample(draws.noise)
+        tensors = {
+            "embeddings": embeddings,
+            "t": t,
+            "weight": weight,
+            "mean": path.mean,
+            "std": path.std,
+            "mean_rate": path.mean_rate,
+            "log_std_rate": path.log_std_rate,
+            "z": z,
+            "volatility": model.forward_process.squared_volatility(t, context),
+            "prediction": model.predict(z, t, context),
+            "logits": model.decode(z, context),
+        }
+    for key, tensor in tensors.items():
+        assert tensor.dtype == torch.float32, key
+
+
+@pytest.mark.parametrize("decoder", ["linear", "gaussian"])
+@pytest.mark.parametrize("kind", PREDICTION_TYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_autocast_rounds_in_the_networks_only(name, kind, decoder):
+    # Silent networks: what is left is the arithmetic around them, which autocast must not touch.
+    results = {}
+    for precision in ("float32", "autocast"):
+        model = make_model(name, torch.float32, prediction_type=kind, decoder=decoder, stabilized_prediction=False)
+        with torch.no_grad():
+            model.predictor.output[2].weight.zero_()
+            if name.startswith("nfdm"):
+                model.forward_process.network.output.weight.zero_()
+            if name.startswith("mulan"):
+                model.forward_process.coefficients[2].weight.zero_()
+        torch.manual_seed(0)
+        ids = make_ids(16)
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
+            results[precision] = model(ids, t=torch.linspace(0, 1, 16), generator=seeded(0))
+    for term in ("reconstruction", "diffusion"):
+        expected, actual = (results[precision][term] for precision in PRECISIONS[::2])
+        torch.testing.assert_close(actual.mean(), expected.mean(), rtol=0.01, atol=1e-3)

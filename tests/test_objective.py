@@ -1,0 +1,285 @@
+"""The bound: each term against an independent computation, and the whole where the truth is known."""
+
+import math
+
+import pytest
+import torch
+from tiny import (
+    CONTEXT,
+    DIM,
+    LENGTH,
+    MODELS,
+    VARIANCE_PRESERVING,
+    VOCAB,
+    make_ids,
+    make_inputs,
+    make_model,
+    make_process,
+    relative_error,
+    seeded,
+)
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+
+from diffusers_text_nfdm import objective
+from diffusers_text_nfdm.forward_processes import MuLANProcess
+
+
+# --- the terms ---
+
+
+def test_reconstruction_is_the_negative_log_probability_of_each_token_summed():
+    logits, ids = torch.randn(3, LENGTH, VOCAB, dtype=torch.float64), make_ids(3)
+    probabilities = torch.softmax(logits, -1)
+    expected = [-sum(math.log(probabilities[i, j, ids[i, j]]) for j in range(LENGTH)) for i in range(3)]
+    torch.testing.assert_close(objective.reconstruction(logits, ids), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_rescaled_diffusion_is_the_squared_distance():
+    a, b = torch.randn(2, 3, LENGTH, DIM, dtype=torch.float64)
+    expected = torch.stack([(x - y).norm() ** 2 for x, y in zip(a, b)])
+    torch.testing.assert_close(objective.rescaled_diffusion(a, b), expected)
+
+
+def test_context_divergence_is_that_of_torch_distributions():
+    mean, log_variance = torch.randn(2, 4, CONTEXT, dtype=torch.float64)
+    expected = kl_divergence(Normal(mean, (0.5 * log_variance).exp()), Normal(torch.zeros_like(mean), 1.0)).sum(-1)
+    torch.testing.assert_close(objective.context_divergence(mean, log_variance), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prior_is_the_kl_of_the_terminal_marginal_and_zero_for_nfdm(name):
+    process, (embeddings, context) = make_process(name), make_inputs(name, 3)
+    end = process.marginal(embeddings, torch.ones(3, dtype=torch.float64), context)
+    expected = kl_divergence(Normal(end.mean, end.std), Normal(torch.zeros_like(end.mean), 1.0)).sum((-1, -2))
+    prior = objective.prior(process.terminal_marginal(embeddings, context))
+    # The KL is of order α² or less: torch's own formula has lost its last digits there.
+    torch.testing.assert_close(prior, expected, rtol=1e-6, atol=1e-14)
+    if name.startswith("nfdm"):
+        assert torch.equal(prior, torch.zeros(3, dtype=torch.float64))
+    else:
+        assert (prior > 0).all()
+
+
+@pytest.mark.parametrize("kind", ["embedding", "categorical"])
+@pytest.mark.parametrize("name", MODELS)
+def test_bound_is_the_sum_of_its_terms_and_loss_its_mean(name, kind):
+    model, ids = make_model(name, prediction_type=kind), make_ids(4)
+    draws = model.draw(4, seeded(0))
+    output = model(ids, draws=draws)
+    total = output.reconstruction + output.diffusion + output.prior + output.context
+    torch.testing.assert_close(output.bound, total, rtol=1e-14, atol=0)
+    torch.testing.assert_close(output.loss, output.bound.mean(), rtol=1e-12, atol=0)
+    assert output.context.any() == name.startswith("mulan")
+
+    half = model(ids, draws=draws, context_weight=0.5)
+    torch.testing.assert_close(half.loss, output.loss - 0.5 * output.context.mean(), rtol=1e-12, atol=0)
+    assert torch.equal(half.bound, output.bound)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_terms_of_the_model_are_those_of_the_formulas(name):
+    # `forward` once more, by the definitions and one example at a time.
+    model, ids = make_model(name), make_ids(3)
+    draws, process = model.draw(3, seeded(0)), model.forward_process
+    output = model(ids, draws=draws)
+    for i in range(3):
+        one = draws.slice(i, i + 1)
+        embeddings = model.embeddings.weight[ids[i : i + 1]]
+        context, _ = model.encode_context(embeddings, one.context_noise)
+        t, weight = model.time_sampler(one.uniforms)
+        path = process.moving_marginal(embeddings, t, context)
+        z = path.mean + path.std * one.noise
+        prediction = model.predict(z, t, context)
+        g2 = process.squared_volatility(t, context)
+
+        def reverse_drift(embeddings, z=z, t=t, context=context, g2=g2):
+            path = process.moving_marginal(embeddings, t, context)
+            flow = path.mean_rate + path.log_std_rate * (z - path.mean)
+            return flow + 0.5 * g2 * (z - path.mean) / path.std**2
+
+        error = reverse_drift(embeddings) - reverse_drift(prediction)
+        expected = (error**2 / (2 * g2)).sum() * weight
+        torch.testing.assert_close(output.diffusion[i], expected[0], rtol=1e-8, atol=1e-10)
+
+        start = process.initial_marginal(embeddings, context)
+        z_0 = start.mean + start.std * one.initial_noise
+        log_p = torch.log_softmax(z_0 @ model.embeddings.weight.T + model.token_bias, -1)[0]
+        expected = -sum(log_p[j, ids[i, j]] for j in range(LENGTH))
+        torch.testing.assert_close(output.reconstruction[i], expected, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("name", VARIANCE_PRESERVING)
+def test_rescaled_objective_trains_on_the_unweighted_distance_and_leaves_the_bound_alone(name):
+    ids, outputs = make_ids(4), {}
+    for kind in ("bound", "rescaled"):
+        model = make_model(name, objective=kind)
+        draws = model.draw(4, seeded(0))
+        outputs[kind] = model(ids, draws=draws)
+    _, weight = model.time_sampler(draws.uniforms)
+    output = outputs["rescaled"]
+    expected = (weight * output.rescaled_diffusion + output.reconstruction + output.prior + output.context).mean()
+    torch.testing.assert_close(output.loss, expected, rtol=1e-12, atol=0)
+    assert torch.equal(output.bound, outputs["bound"].bound)
+
+
+# --- the general form and the short form ---
+
+
+def crossing_schedules():
+    """MuLAN-Rescaled with such different positions that, while one rises fast, γ of others has to fall."""
+    process = MuLANProcess(
+        context_dim=CONTEXT, max_length=LENGTH, hidden_size=4, gamma_min=-4.6, gamma_max=13.8, rescaled=True
+    ).double()
+    rows = torch.tensor([[0, 0, 1.0], [5, 0, 0], [5, -10, 5], [0, 3, 0], [-20, 20, 0]], dtype=torch.float64)
+    with torch.no_grad():
+        process.coefficients[-1].weight.mul_(0.1)
+        process.coefficients[-1].bias.copy_((rows - torch.tensor([0.0, 0.0, 1.0])).flatten())
+    return process
+
+
+PROCESSES = {name: make_process(name) for name in VARIANCE_PRESERVING} | {"crossing": crossing_schedules()}
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_drift_matching_equals_the_short_form(name):
+    process, t = PROCESSES[name], torch.linspace(0, 1, 101, dtype=torch.float64)
+    embeddings, context = make_inputs("diffusion-lm" if name == "diffusion-lm" else "mulan", len(t))
+    prediction = embeddings + torch.randn_like(embeddings)
+    path = process.moving_marginal(embeddings, t, context)
+    z = path.sample(torch.randn_like(embeddings))
+    g2 = process.squared_volatility(t, context)
+    assert (g2 > 0).all()
+    general = objective.drift_matching(path, process.moving_marginal(prediction, t, context), z, g2)
+    short = objective.diffusion(process, path, embeddings, prediction, z, t, context)
+    torch.testing.assert_close(general, short, rtol=1e-8, atol=0)
+
+    gamma, rate = process.gamma(t, context)
+    textbook = (0.5 * torch.exp(-gamma) * rate * (embeddings - prediction).square()).sum((-1, -2))
+    if name == "crossing":
+        assert (rate < -0.1).any() and (short > textbook * (1 + 1e-6)).any()
+    elif name != "mulan-rescaled":
+        assert (rate > 0).all()
+        torch.testing.assert_close(short, textbook, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("share", [0.25, 4.0])
+@pytest.mark.parametrize("name", PROCESSES)
+def test_no_other_volatility_makes_the_integrand_smaller_where_gamma_rises(name, share):
+    process, t = PROCESSES[name], torch.linspace(0, 1, 101, dtype=torch.float64)
+    embeddings, context = make_inputs("diffusion-lm" if name == "diffusion-lm" else "mulan", len(t))
+    prediction = embeddings + torch.randn_like(embeddings)
+    path, predicted = (process.moving_marginal(x, t, context) for x in (embeddings, prediction))
+    z, g2 = path.sample(torch.randn_like(embeddings)), process.squared_volatility(t, context)
+    own, other = (objective.drift_matching(path, predicted, z, s * g2) for s in (1.0, share))
+    assert (other > own).all()
+
+
+# --- where the truth is known ---
+
+
+class MarkovianVolatility(nn.Module):
+    """`g² = σ² γ̇ = 2 σ² (1/(1-t) - log δ)` of `(1-t) E + δ^(1-t) ε`, times `share`."""
+
+    def __init__(self, delta, share=1.0):
+        super().__init__()
+        self.log_delta, self.share = math.log(delta), share
+
+    def forward(self, t):
+        t = t[:, None, None]
+        variance = torch.exp(2 * (1 - t) * self.log_delta)
+        return self.share * 2 * variance * (1 / (1 - t) - self.log_delta)
+
+
+# Starting this noisy, z_0 leaves something to decode (the start of Diffusion-LM and of MuLAN-Rescaled is fixed).
+# Over a small range of γ' the rescaled rates stay positive.
+SCHEDULES = {
+    "nfdm": {"delta": 0.6},
+    "nfdm-additive": {"delta": 0.6},
+    "mulan": {"gamma_min": -1.0, "gamma_max": 12.0},
+    "mulan-rescaled": {"gamma_min": 0.0, "gamma_max": 5.0},
+    "diffusion-lm": {},
+}
+
+
+def unigram_model(name, volatility_share=1.0):
+    """A model whose prediction is the exact posterior mean of independent tokens, and their log frequencies."""
+    model = make_model(
+        name,
+        prediction_type="categorical",
+        decoder="gaussian",
+        time_sampler="uniform",
+        num_hidden_layers=1,
+        **SCHEDULES[name],
+    )
+    log_frequencies = torch.log_softmax(torch.randn(VOCAB, dtype=torch.float64), 0)
+    silent = [model.predictor.output[2], model.prediction.gate]
+    if name.startswith("nfdm"):
+        silent.append(model.forward_process.network.output)
+        model.forward_process.volatility = MarkovianVolatility(model.config.delta, volatility_share)
+    if name.startswith("mulan"):
+        silent.append(model.context_encoder.head)  # c says nothing about x
+        with torch.no_grad():
+            # Different schedules for the positions, but not wildly so.
+            for parameter in model.forward_process.coefficients[2].parameters():
+                parameter.mul_(0.3)
+    with torch.no_grad():
+        for layer in silent:
+            layer.weight.zero_()
+            layer.bias.zero_()
+        model.token_bias.copy_(log_frequencies)
+    return model, log_frequencies
+
+
+def sample_tokens(log_frequencies, n):
+    ids = torch.multinomial(log_frequencies.exp(), n * LENGTH, replacement=True).view(n, LENGTH)
+    return ids, -log_frequencies[ids].sum(-1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bound_of_the_exact_posterior_is_the_entropy_of_independent_tokens(name):
+    model, log_frequencies = unigram_model(name)
+    ids, information = sample_tokens(log_frequencies, 16384)
+    with torch.no_grad():
+        output = model(ids, generator=seeded(0))
+        if name == "mulan-rescaled":
+            context, times = torch.randn(500, CONTEXT).double(), torch.linspace(0, 1, 500).double()
+            gamma, rate = model.forward_process.gamma(times, context)
+            assert (rate > 0).all() and gamma[250].std() > 0.05
+    entropy = -LENGTH * (log_frequencies.exp() * log_frequencies).sum().item()
+    # The information of the drawn tokens is known, so only the randomness of the bound itself is left.
+    excess = output.bound - information
+    standard_error = (excess.std() / math.sqrt(len(ids))).item()
+    assert standard_error < 0.015 * entropy
+    assert abs(excess.mean().item()) < 3.5 * standard_error
+    assert output.diffusion.mean() > 0.3 * entropy
+    if name in ("nfdm", "nfdm-additive", "mulan"):
+        assert output.reconstruction.mean() > 0.05 * entropy
+
+
+@pytest.mark.parametrize("share", [0.3, 3.0])
+@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive"])
+def test_another_volatility_only_loosens_the_bound(name, share):
+    model, log_frequencies = unigram_model(name)
+    other, _ = unigram_model(name, volatility_share=share)
+    other.load_state_dict(model.state_dict())
+    ids, _ = sample_tokens(log_frequencies, 64)
+    draws = model.draw(64, seeded(0))
+    markovian, loose = (m(ids, draws=draws) for m in (model, other))
+    # (1 + share)² / (4 share), draw by draw: the mean and the std are linear in E here.
+    expected = markovian.diffusion * (1 + share) ** 2 / (4 * share)
+    assert relative_error(loose.diffusion, expected) < 1e-9
+    assert (loose.bound >= markovian.bound).all()
+
+
+@pytest.mark.parametrize("kind", ["embedding", "categorical"])
+@pytest.mark.parametrize("name", MODELS)
+def test_bound_of_an_untrained_model_is_above_the_entropy(name, kind):
+    model = make_model(name, prediction_type=kind, time_sampler="uniform")
+    log_frequencies = torch.log_softmax(torch.randn(VOCAB, dtype=torch.float64), 0)
+    ids, information = sample_tokens(log_frequencies, 1024)
+    with torch.no_grad():
+        output = model(ids, generator=seeded(0))
+    # Near t = 0 the integrand varies too much. Cut off, it estimates something smaller, and that must be above too.
+    excess = output.bound - output.diffusion + output.diffusion.clamp_max(500) - information
+    assert excess.mean() - 4 * excess.std() / math.sqrt(len(ids)) > 0
