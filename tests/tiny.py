@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import warnings
+
 import torch
 from torch import Tensor, nn
 
-from diffusers_text_nfdm import DiffusionLMConfig, DiffusionLMModel, MuLANConfig, MuLANModel, NFDMConfig, NFDMModel
+from diffusers_text_nfdm import (
+    DiffusionLMConfig,
+    DiffusionLMModel,
+    MarkovChainScheduler,
+    MuLANConfig,
+    MuLANModel,
+    NFDMConfig,
+    NFDMModel,
+    NFDMTextPipeline,
+    WordTokenizer,
+)
 from diffusers_text_nfdm.forward_processes import ForwardProcess
 
 
@@ -106,3 +120,38 @@ def gradients(scalar: Tensor, module: nn.Module) -> dict[str, Tensor]:
     names, parameters = zip(*module.named_parameters())
     values = torch.autograd.grad(scalar, parameters, allow_unused=True)
     return {name: value for name, value in zip(names, values) if value is not None}
+
+
+WORDS = "Tom saw a red fox ran ."
+
+
+def make_tokenizer() -> WordTokenizer:
+    """The seven words and four special tokens that make up the models' vocabulary."""
+    return WordTokenizer.from_texts([WORDS], min_count=0, max_length=LENGTH)
+
+
+def make_pipeline(name: str = "nfdm", scheduler=None, dtype: torch.dtype = torch.float32, **overrides):
+    """A silent pipeline with random parameters, by default with the Markov chain."""
+    model = make_model(name, dtype, **overrides)
+    pipeline = NFDMTextPipeline(model, make_tokenizer(), scheduler or MarkovChainScheduler())
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+@contextlib.contextmanager
+def logged_warnings():
+    """What diffusers and transformers log as warnings meanwhile, and Python's own warnings, as a list of strings."""
+    messages = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())
+    loggers = [logging.getLogger(library) for library in ("diffusers", "transformers")]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for logger in loggers:
+            logger.addHandler(handler)
+        try:
+            yield messages
+        finally:
+            for logger in loggers:
+                logger.removeHandler(handler)
+            messages.extend(str(warning.message) for warning in caught)

@@ -61,8 +61,8 @@ def load_text_dataset(
     if source == "stories":
         from .stories import load_stories
 
+        check_column(["text"], column, "The corpus of embedded stories")
         stories = load_stories(seed=seed)
-        check_column(stories["train"].column_names, column, "The embedded stories")
         if not streaming:
             return stories
         return IterableDatasetDict({name: split.to_iterable_dataset() for name, split in stories.items()})

@@ -14,15 +14,34 @@ from .base import ForwardProcess, Marginal, MovingMarginal
 class LearnedVolatility(nn.Module):
     """`g²(t) = (softplus(MLP(t)) + floor)²`."""
 
-    def __init__(self, hidden_size: int = 64, floor: float = 1e-2):
+    def __init__(self, hidden_size: int, floor: float):
         super().__init__()
         self.floor = floor
-        self.linear_1 = nn.Linear(1, hidden_size)
-        self.linear_2 = nn.Linear(hidden_size, 1)
+        self.mlp = nn.Sequential(nn.Linear(1, hidden_size), nn.SiLU(), nn.Linear(hidden_size, 1))
 
     def forward(self, t: Tensor) -> Tensor:
-        hidden = F.silu(self.linear_1(t[:, None].to(self.linear_1.weight.dtype)))
-        return (F.softplus(self.linear_2(hidden).to(t.dtype)) + self.floor).square()[..., None]
+        out = self.mlp(t[:, None].to(self.mlp[0].weight.dtype)).to(t.dtype)
+        return (F.softplus(out) + self.floor).square()[..., None]
+
+
+class MarkovianVolatility(nn.Module):
+    """`g²(t) = σ² γ̇ · e^{MLP(t)}`: the volatility with which the base process `(1-t) E + δ^{1-t} ε` is Markov, times a learned factor.
+
+    There `σ² γ̇ = 2 σ² (1/(1-t) - log δ)`, the choice of least bound while the network still says `m = s = 0`.
+    """
+
+    def __init__(self, hidden_size: int, delta: float):
+        super().__init__()
+        self.log_delta = math.log(delta)
+        self.mlp = nn.Sequential(nn.Linear(1, hidden_size), nn.SiLU(), nn.Linear(hidden_size, 1))
+
+    def forward(self, t: Tensor) -> Tensor:
+        factor = self.mlp(t[:, None].to(self.mlp[0].weight.dtype)).to(t.dtype)
+        remaining = (1 - t)[:, None]
+        variance = torch.exp(2 * remaining * self.log_delta)
+        # Infinite at t = 1, where the bound's integrand stays finite: its score difference is of order 1-t.
+        markovian = 2 * variance * (1 / remaining.clamp_min(1e-5) - self.log_delta)
+        return (markovian * torch.exp(factor))[..., None]
 
 
 class NFDMProcess(ForwardProcess):

@@ -117,7 +117,9 @@ class NFDMConfig(TextDiffusionConfig):
         time_conditioning: how the forward network gets t: `"adaln"` (NFDM) or `"additive"` (NFDM-Additive).
         forward_hidden_size, forward_num_layers, forward_num_heads, forward_intermediate_size: the forward network.
         forward_time_dim: size of its time embedding with `"adaln"`.
-        volatility_hidden_size, volatility_floor: the network of g, and the smallest g.
+        volatility: g(t): `"free"`, the paper's softplus network; or `"markovian"`: a learned factor on the volatility that makes the
+            undeformed process Markov, which is where the bound is least at the start.
+        volatility_hidden_size, volatility_floor: size of its network, and with `"free"` the smallest g.
         allow_rescaled_objective: permit `objective="rescaled"`, which does not train the forward process (see `__post_init__`).
     """
 
@@ -130,6 +132,7 @@ class NFDMConfig(TextDiffusionConfig):
     forward_num_heads: int = 8
     forward_intermediate_size: int = 1024
     forward_time_dim: int = 640
+    volatility: str = "free"
     volatility_hidden_size: int = 64
     volatility_floor: float = 0.01
     allow_rescaled_objective: bool = False
@@ -148,6 +151,7 @@ class NFDMConfig(TextDiffusionConfig):
         )
         self._check_heads("forward_hidden_size", "forward_num_heads")
         _one_of("time_conditioning", self.time_conditioning, ("adaln", "additive"))
+        _one_of("volatility", self.volatility, ("free", "markovian"))
         if self.delta >= 1:
             raise ValueError(f"`delta` is {self.delta}; it must be below 1, the standard deviation at t = 1.")
         if self.objective == "rescaled" and not self.allow_rescaled_objective:

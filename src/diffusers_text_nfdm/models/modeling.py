@@ -13,7 +13,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from .. import objective
-from ..forward_processes import DiffusionLMProcess, ForwardProcess, LearnedVolatility, MuLANProcess, NFDMProcess
+from ..forward_processes import DiffusionLMProcess, ForwardProcess, LearnedVolatility, MarkovianVolatility, MuLANProcess, NFDMProcess
 from ..time_samplers import BucketTimeSampler, UniformTimeSampler, stratify
 from .configuration import DiffusionLMConfig, MuLANConfig, NFDMConfig, TextDiffusionConfig
 from .context_encoder import ContextEncoder
@@ -156,6 +156,11 @@ class TextDiffusionModel(PreTrainedModel):
     def latent_shape(self) -> tuple[int, int]:
         """`(seq, dim)` of z."""
         return self.config.max_length, self.config.embedding_dim
+
+    @torch.no_grad()
+    def set_token_frequencies(self, counts: Tensor) -> None:
+        """Start the bias b at the log of the (smoothed) token frequencies."""
+        self.token_bias.copy_(torch.log((counts + 1) / (counts + 1).sum()))
 
     def embedding_table(self) -> Tensor:
         """`Emb` of shape `(vocab, dim)`, on its sphere if the config says so."""
@@ -326,7 +331,10 @@ class NFDMModel(TextDiffusionModel):
             time_conditioning=config.time_conditioning,
             time_dim=config.forward_time_dim,
         )
-        volatility = LearnedVolatility(config.volatility_hidden_size, config.volatility_floor)
+        if config.volatility == "markovian":
+            volatility = MarkovianVolatility(config.volatility_hidden_size, config.delta)
+        else:
+            volatility = LearnedVolatility(config.volatility_hidden_size, config.volatility_floor)
         return NFDMProcess(network, volatility, config.delta)
 
 

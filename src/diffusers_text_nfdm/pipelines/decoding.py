@@ -17,7 +17,9 @@ def select_tokens(
     restricted to the `top_k` most probable tokens and to the smallest set of them with probability `top_p`."""
     if temperature == 0:
         return logits.argmax(-1)
-    logits, order = (logits.float() / temperature).sort(-1, descending=True)
+    logits, order = logits.float().sort(-1, descending=True)
+    # With the largest at zero a small temperature cannot overflow.
+    logits = (logits - logits[..., :1]) / temperature
     if top_k is not None:
         logits[..., top_k:] = -torch.inf
     probabilities = torch.softmax(logits, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from huggingface_hub import create_repo, snapshot_download, upload_folder
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HfHubHTTPError,
+    HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors import SafetensorError
 
 from ..model_card import write_model_card
 
@@ -52,7 +55,13 @@ class HubCheckpointMixin:
             )
         if path.is_file():
             raise ValueError(f"{str(path)!r} is a file; give the folder of a checkpoint or the name of a repository.")
-        return super().from_pretrained(pretrained_model_name_or_path, use_safetensors=True, **kwargs)
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, use_safetensors=True, **kwargs)
+        except (SafetensorError, json.JSONDecodeError) as error:
+            raise OSError(
+                f"The checkpoint {str(pretrained_model_name_or_path)!r} has a damaged file: {error}. Save or download it again; "
+                "`force_download=True` replaces what is in the cache."
+            ) from error
 
     @classmethod
     def download(
@@ -83,7 +92,7 @@ class HubCheckpointMixin:
             )
         except RevisionNotFoundError as error:
             raise ValueError(f"There is no such revision: {where}. Give an existing branch, tag or commit.") from error
-        except RepositoryNotFoundError as error:
+        except (RepositoryNotFoundError, HFValidationError) as error:
             raise ValueError(
                 f"There is no such repository, nor such a folder: {pretrained_model_name!r}. Check the name; a private repository "
                 "needs `token=` or `hf auth login`."
@@ -116,15 +125,18 @@ class HubCheckpointMixin:
     def save_pretrained(
         self, save_directory, *, push_to_hub: bool = False, repo_id: str | None = None, **kwargs: Any
     ) -> None:
-        """Write components, model_index.json and, where there is none yet, a model card."""
+        """Write components, model_index.json and, where there is none yet, a model card, which names `repo_id`."""
         hub_arguments = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
         if hub_arguments and not push_to_hub:
             raise ValueError(f"{', '.join(sorted(hub_arguments))} only matter with `push_to_hub=True`.")
         folder = Path(save_directory)
-        super().save_pretrained(str(folder), **kwargs)
-        write_model_card(self, folder)
         if push_to_hub:
-            _upload(folder, repo_id or folder.name, **hub_arguments)
+            private = hub_arguments.pop("private", None)
+            repo_id = _create(repo_id or folder.resolve().name, private, hub_arguments.get("token"))
+        super().save_pretrained(str(folder), **kwargs)
+        write_model_card(self, folder, repo=repo_id)
+        if push_to_hub:
+            _upload(folder, repo_id, **hub_arguments)
 
     def push_to_hub(
         self,
@@ -137,27 +149,28 @@ class HubCheckpointMixin:
         create_pr: bool = False,
     ) -> str:
         """Create the repository if need be and upload the pipeline with its model card. Returns the address of the commit."""
+        repo_id = _create(repo_id, private, token)
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            return _upload(
-                Path(folder), repo_id, private=private, token=token, commit_message=commit_message, revision=revision,
-                create_pr=create_pr,
-            )  # fmt: skip
+            self.save_pretrained(folder, repo_id=repo_id)
+            return _upload(Path(folder), repo_id, token, commit_message, revision, create_pr)
 
 
 PUSH_ARGUMENTS = ("private", "token", "commit_message", "revision", "create_pr")
 
 
+def _create(repo_id: str, private: bool | None, token: str | bool | None) -> str:
+    """Create the repository where there is none, and return its full name."""
+    return create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
+
+
 def _upload(
     folder: Path,
     repo_id: str,
-    private: bool | None = None,
     token: str | bool | None = None,
     commit_message: str | None = None,
     revision: str | None = None,
     create_pr: bool = False,
 ) -> str:
-    repo_id = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
     info = upload_folder(
         repo_id=repo_id,
         folder_path=str(folder),

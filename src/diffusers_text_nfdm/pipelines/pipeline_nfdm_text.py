@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..models import TextDiffusionModel
 from ..schedulers import TextDiffusionScheduler
+from ..tokenization import content_ids, special_ids
 from .decoding import select_tokens
 from .hub import HubCheckpointMixin
 
@@ -98,7 +99,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             return_trajectory: also return the best tokens at every predictor call.
             callback_on_step_end: called as `callback(pipeline, step, timestep, tensors)` after every step with the tensors named in
                 `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens` (its best tokens). It
-                returns a dict; `latents` in it replace those of the pipeline.
+                may return a dict whose `latents` replace those of the pipeline. Between the stages of one step of Heun or
+                of an adaptive method they only change where the drift is taken.
         """
         if num_samples is None:
             num_samples = 1 if latents is None else len(latents)
@@ -110,6 +112,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         )  # fmt: skip
         self._set_timesteps(num_inference_steps, timesteps)
         generators = self._generators(num_samples, generator)
+        was_training = self.model.training
         self.model.eval()
 
         starts = range(0, num_samples, batch_size)
@@ -143,15 +146,17 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                     for batch, chosen in zip(batches, (generators[start : start + batch_size] for start in starts))
                 ]
             ).cpu()
+        self.model.train(was_training)
         self.maybe_free_model_hooks()
+        trajectory, trajectory_times = _join_trajectories(batches) if return_trajectory else (None, None)
         output = NFDMTextPipelineOutput(
-            texts=self.tokenizer.batch_decode(sequences, skip_special_tokens=True) if output_type == "text" else None,
+            texts=self._texts(sequences) if output_type == "text" else None,
             sequences=sequences,
             latents=z_0 if output_type == "latent" else None,
+            trajectory=trajectory,
+            trajectory_times=trajectory_times,
             num_function_evaluations=max(batch["calls"] for batch in batches),
         )
-        if return_trajectory:
-            output.trajectory, output.trajectory_times = _join_trajectories(batches)
         return output if return_dict else output.to_tuple()
 
     def _generate(
@@ -188,13 +193,17 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             ).prev_sample
             calls += 1
             if callback is not None:
-                available = {"latents": lambda: z, "prediction": lambda: prediction}
-                available["tokens"] = lambda: model.decode(prediction, context).argmax(-1)
-                z = callback(self, step, timestep, {name: available[name]() for name in callback_inputs}).get(
-                    "latents", z
-                )
+                tensors = {"latents": z, "prediction": prediction}
+                if "tokens" in callback_inputs:
+                    tensors["tokens"] = model.decode(prediction, context).argmax(-1)
+                changed = callback(self, step, timestep, {name: tensors[name] for name in callback_inputs})
+                z = (changed or {}).get("latents", z)
             bar.update()
         return {"latents": z, "context": context, "tokens": tokens, "times": times, "calls": calls}
+
+    def _texts(self, sequences: Tensor) -> list[str]:
+        # Most tokenizers would drop UNK with the other special tokens and would not stop at END, which flatters a model.
+        return [self.tokenizer.decode(content_ids(ids, self.tokenizer)) for ids in sequences.tolist()]
 
     def _nearest_tokens(self, prediction: Tensor) -> Tensor:
         table = self.model.embedding_table()
@@ -221,20 +230,28 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self, num_samples, batch_size, generator, latents, temperature, top_k, top_p, output_type, callback_inputs
     ) -> None:
         for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not _is_number(value) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
         if isinstance(generator, list) and len(generator) != num_samples:
             raise ValueError(
                 f"`generator` is a list of {len(generator)} for {num_samples} samples; it must be one generator, or one per sample."
             )
+        for one in generator if isinstance(generator, list) else [generator] * (generator is not None):
+            if not isinstance(one, torch.Generator):
+                raise ValueError(
+                    f"`generator` has {one!r}; it must be a `torch.Generator` or a list of them: "
+                    "`torch.Generator().manual_seed(0)`."
+                )
         shape = (num_samples, *self.model.latent_shape)
+        if latents is not None and not isinstance(latents, Tensor):
+            raise ValueError(f"`latents` is a {type(latents).__name__}; it must be a tensor of shape {shape}.")
         if latents is not None and tuple(latents.shape) != shape:
             raise ValueError(
                 f"`latents` has shape {tuple(latents.shape)}; it must be {shape}: samples, positions, dimensions."
             )
         if latents is not None and not torch.isfinite(latents).all():
             raise ValueError("`latents` has values that are not finite.")
-        if not temperature >= 0:
+        if not _is_number(temperature) or not temperature >= 0:
             raise ValueError(
                 f"`temperature` is {temperature!r}; it must be at least 0 (0 takes the most probable token)."
             )
@@ -242,19 +259,26 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             raise ValueError(
                 "`top_k` and `top_p` need a `temperature` above 0: at 0 the most probable token is taken."
             )
-        if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+        if top_k is not None and (not _is_number(top_k) or not isinstance(top_k, int) or top_k < 1):
             raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
-        if top_p is not None and not 0 < top_p <= 1:
+        if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
             raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
         if output_type not in OUTPUT_TYPES:
             raise ValueError(
                 f"`output_type` is {output_type!r}; it must be one of {', '.join(map(repr, OUTPUT_TYPES))}."
             )
+        if output_type == "text":
+            # Says what is missing in a tokenizer that cannot tell where a text ends.
+            special_ids(self.tokenizer)
         unknown = set(callback_inputs) - set(self._callback_tensor_inputs)
         if unknown:
             raise ValueError(
                 f"`callback_on_step_end_tensor_inputs` has {sorted(unknown)}; allowed are {self._callback_tensor_inputs}."
             )
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _join_trajectories(batches: list[dict]) -> tuple[Tensor, Tensor]:

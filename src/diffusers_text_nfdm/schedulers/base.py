@@ -41,13 +41,13 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError(
                 f"`time_grid` is {self.config.time_grid!r}; it must be one of {', '.join(map(repr, TIME_GRIDS))}."
             )
-        if not 0 < self.start_time <= 1:
+        if not isinstance(self.start_time, (int, float)) or not 0 < self.start_time <= 1:
             raise ValueError(f"`start_time` is {self.start_time!r}; it must be in (0, 1].")
 
     @property
     def start_time(self) -> float:
         """Time of the first predictor call."""
-        return getattr(self.config, "start_time", 1.0)
+        return self.config.start_time
 
     @classmethod
     def _get_compatibles(cls) -> list[type]:
@@ -74,8 +74,8 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
             timesteps: the times themselves, decreasing, in (0, 1], instead of a number of steps. 0 is added at the end.
             time_sampler: the model's time sampler, which the `"learned"` grid needs.
         """
-        self.num_inference_steps = num_inference_steps
         self._grid = self._time_grid(num_inference_steps, timesteps, time_sampler)
+        self.num_inference_steps = len(self._grid) - 1
         self._device = device
         self._step_index = None
         self.timesteps = torch.tensor(self._grid[:-1], dtype=torch.float32, device=device)
@@ -100,13 +100,18 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
             grid = time_sampler.time_grid(num_steps)
         return (grid * self.start_time).tolist()
 
-    def _interval(self, timestep: Tensor | float) -> tuple[float, float]:
-        """The step `(t, s)` that begins at `timestep`. Only the first call looks at its value, so that none after it waits for the device."""
+    def _require_timesteps(self) -> None:
         if getattr(self, "_grid", None) is None:
             raise ValueError("`set_timesteps` must be called before `step`.")
+
+    def _interval(self, timestep: Tensor | float) -> tuple[float, float]:
+        """The step `(t, s)` that begins at `timestep`. Only the first call looks at its value, so that none after it waits for the device."""
+        self._require_timesteps()
         if self._step_index is None:
             distances = [abs(time - float(timestep)) for time in self._grid[:-1]]
             self._step_index = distances.index(min(distances))
+        if self._step_index == self.num_inference_steps:
+            raise ValueError("`step` has reached time 0: call `set_timesteps` before another run.")
         t, s = self._grid[self._step_index], self._grid[self._step_index + 1]
         self._step_index += 1
         return t, s

@@ -26,6 +26,9 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         time_grid: `"uniform"` or `"learned"`.
     """
 
+    # A config may still hold the `start_time` of the scheduler that this one was exchanged for.
+    start_time = 1.0
+
     @register_to_config
     def __init__(self, noise_fraction: float | str = 1.0, time_grid: str = "uniform"):
         self._check_config()

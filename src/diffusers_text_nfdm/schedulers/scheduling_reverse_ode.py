@@ -77,9 +77,11 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         self._check_config()
         if method not in TABLEAUS:
             raise ValueError(f"`method` is {method!r}; it must be one of {', '.join(map(repr, TABLEAUS))}.")
-        if not rtol >= 0 or not atol > 0:
-            raise ValueError(f"`rtol` is {rtol!r} and `atol` {atol!r}; they must be at least 0 and above 0.")
-        self.order = len(TABLEAUS[method].c)
+        if not all(isinstance(value, (int, float)) for value in (rtol, atol)) or not (rtol >= 0 and atol > 0):
+            raise ValueError(
+                f"`rtol` is {rtol!r} and `atol` {atol!r}; they must be numbers of at least 0 and above 0."
+            )
+        self.order = TABLEAUS[method].order
 
     @property
     def tableau(self) -> Tableau:
@@ -96,13 +98,14 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         timesteps: Sequence[float] | None = None,
         time_sampler: torch.nn.Module | None = None,
     ) -> None:
+        adaptive = self.config.method == "adaptive"
+        if adaptive and timesteps is not None:
+            raise ValueError("`timesteps` cannot be given with method 'adaptive', which chooses its own.")
         super().set_timesteps(num_inference_steps, device, timesteps, time_sampler)
         self.num_function_evaluations = 0
         self._slopes: list[Tensor] = []
         self._state: _AdaptiveState | None = None
-        if self.config.method == "adaptive":
-            if timesteps is not None:
-                raise ValueError("`timesteps` cannot be given with method 'adaptive', which chooses its own.")
+        if adaptive:
             self.timesteps = _AdaptiveTimes(self)
         else:
             stages = [t - c * (t - s) for t, s in zip(self._grid, self._grid[1:]) for c in self._tableau_of_step(s).c]
@@ -123,6 +126,7 @@ class ReverseODEScheduler(TextDiffusionScheduler):
 
         `generator` is part of the common signature; an ODE draws nothing.
         """
+        self._require_timesteps()
         self.num_function_evaluations += 1
         if self.config.method == "adaptive":
             return self._output(self._adaptive_step(model_output, sample, forward_process, context), return_dict)

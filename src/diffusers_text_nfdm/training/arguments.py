@@ -1,0 +1,279 @@
+"""All settings of a training run: one dataclass, from the command line, a YAML file, or Python."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..models import DiffusionLMConfig, MuLANConfig, NFDMConfig, TextDiffusionConfig
+
+
+CONFIGS: dict[str, type[TextDiffusionConfig]] = {
+    config.model_type: config for config in (NFDMConfig, MuLANConfig, DiffusionLMConfig)
+}
+RECIPES = Path(__file__).parent / "recipes"
+DEFAULT_RECIPE = "stories-tiny"
+TRACKERS = ("none", "tensorboard", "wandb", "trackio", "all")
+# What may differ between a run and its continuation: where and how it runs, not what it computes.
+FREE_ON_RESUME = (
+    "output_dir",
+    "resume",
+    "checkpoints_total_limit",
+    "report_to",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private",
+    "stop_after_steps",
+    "compile_predictor",
+    "gradient_checkpointing",
+    "dataloader_workers",
+    "save_plots",
+)
+
+
+def setting(default: Any, group: str, help: str) -> Any:
+    metadata = {"group": group, "help": help}
+    if isinstance(default, (dict, list)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class TrainingArguments:
+    """Settings of a run, grouped by purpose. `--help` shows them all."""
+
+    model_type: str = setting("nfdm", "model", "nfdm, mulan or diffusion_lm")
+    model_config: dict = setting({}, "model", "fields of the model's configuration, as key=value; the rest keep their defaults")
+
+    dataset: str = setting("stories", "data", "'stories' (embedded), a local file or folder, or the name of a Hub dataset")
+    dataset_config: str | None = setting(None, "data", "configuration of a Hub dataset")
+    validation_file: str | None = setting(None, "data", "local validation file; otherwise a share of the data is held out")
+    text_column: str = setting("text", "data", "column that holds the text")
+    streaming: bool = setting(False, "data", "read a Hub dataset while training instead of downloading it")
+    tokenizer: str | None = setting(None, "data", "folder or name of a tokenizer; otherwise a word tokenizer is built from the data")
+    min_word_count: int = setting(10, "data", "words seen more often than this get an id of their own")
+    max_length: int = setting(64, "data", "positions of every text, START, END and padding included")
+    dataloader_workers: int = setting(0, "data", "processes that read ahead")
+
+    max_steps: int = setting(800_000, "optimisation", "optimizer steps")
+    batch_size: int = setting(512, "optimisation", "texts of one optimizer step, over all processes and accumulation steps")
+    gradient_accumulation_steps: int = setting(1, "optimisation", "parts that each process makes of its share of the batch")
+    learning_rate: float = setting(1e-4, "optimisation", "of Adam")
+    adam_beta2: float = setting(0.999, "optimisation", "of Adam")
+    use_muon: bool = setting(False, "optimisation", "Muon for the matrices of the transformer trunks, Adam for the rest")
+    muon_learning_rate: float = setting(2e-3, "optimisation", "of Muon")
+    muon_momentum: float = setting(0.95, "optimisation", "of Muon")
+    warmup_steps: int = setting(0, "optimisation", "steps of linear growth of the learning rates; then they fall linearly to 0")
+    max_grad_norm: float = setting(1.5, "optimisation", "gradients are clipped to this norm")
+    clip_after_steps: int = setting(10_000, "optimisation", "step at which clipping begins")
+    ema_decay: float = setting(0.9999, "optimisation", "decay of the averaged weights, which are those evaluated and released")
+    context_warmup_steps: int = setting(0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1")
+    mixed_precision: str = setting("no", "optimisation", "no, fp16 or bf16")
+    gradient_checkpointing: bool = setting(False, "optimisation", "recompute the predictor's activations to save memory")
+    compile_predictor: bool = setting(False, "optimisation", "torch.compile the predictor")
+    seed: int = setting(0, "optimisation", "seed of everything random")
+
+    output_dir: str | None = setting(None, "run", "folder of the run; by default a fresh one under runs/")
+    resume: str | None = setting(None, "run", "'latest', or the folder of a checkpoint")
+    checkpoint_every: int = setting(10_000, "run", "steps between checkpoints")
+    checkpoints_total_limit: int | None = setting(3, "run", "checkpoints that are kept")
+    stop_after_steps: int | None = setting(None, "run", "stop, with a checkpoint, after this many steps of this session")
+
+    log_every: int = setting(100, "reporting", "steps between log entries")
+    evaluate_every: int = setting(10_000, "reporting", "steps between evaluations on the validation texts")
+    evaluation_texts: int = setting(512, "reporting", "validation texts of an evaluation; the last one uses twice as many")
+    evaluation_draws: int = setting(4, "reporting", "draws of time and noise per text, an even number")
+    evaluation_batch_size: int = setting(64, "reporting", "texts at a time in evaluation and sampling")
+    num_samples: int = setting(4, "reporting", "texts that are sampled and shown at every evaluation")
+    final_samples: int = setting(200, "reporting", "texts that are sampled at the end")
+    sampling_steps: int = setting(64, "reporting", "steps of the sampler")
+    scheduler: str = setting("MarkovChainScheduler", "reporting", "scheduler that is released with the model")
+    scheduler_config: dict = setting({}, "reporting", "its settings, as key=value")
+    report_to: str = setting("none", "reporting", f"tracker: {', '.join(TRACKERS)}")
+    save_plots: bool = setting(True, "reporting", "save plots as PNG at the end")
+
+    push_to_hub: bool = setting(False, "hub", "push the pipeline with its card at the end")
+    hub_model_id: str | None = setting(None, "hub", "repository, by default the name of the output folder")
+    hub_private: bool = setting(False, "hub", "make the repository private")
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            setattr(self, f.name, _coerce(f.name, getattr(self, f.name), _types()[f.name]))
+        self._check()
+
+    def _check(self) -> None:
+        _one_of("model_type", self.model_type, tuple(CONFIGS))
+        _one_of("mixed_precision", self.mixed_precision, ("no", "fp16", "bf16"))
+        _one_of("report_to", self.report_to, TRACKERS)
+        _one_of("scheduler", self.scheduler, ("MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler"))
+        positive = (
+            "max_steps batch_size gradient_accumulation_steps learning_rate muon_learning_rate max_grad_norm checkpoint_every "
+            "log_every evaluate_every evaluation_texts evaluation_draws evaluation_batch_size sampling_steps max_length final_samples"
+        ).split()
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be above 0.")
+        for name in ("warmup_steps", "clip_after_steps", "context_warmup_steps", "min_word_count", "num_samples", "dataloader_workers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be at least 0.")
+        for name in ("ema_decay", "adam_beta2", "muon_momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in [0, 1).")
+        if self.evaluation_draws % 2:
+            raise ValueError(f"`evaluation_draws` is {self.evaluation_draws}; it must be an even number.")
+        if self.checkpoints_total_limit is not None and self.checkpoints_total_limit < 1:
+            raise ValueError(f"`checkpoints_total_limit` is {self.checkpoints_total_limit}; it must be at least 1, or null for no limit.")
+        known = {f.name for f in dataclasses.fields(CONFIGS[self.model_type])} - {"vocab_size", "max_length"}
+        for key in self.model_config:
+            if key not in known:
+                raise ValueError(f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not have{_suggest(key, known)}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def to_yaml(self) -> str:
+        """The whole configuration, grouped, as a YAML file that `--config` reads."""
+        lines, group = [], None
+        for f in dataclasses.fields(self):
+            if f.metadata["group"] != group:
+                group = f.metadata["group"]
+                lines += ["", f"# {group}"]
+            lines.append(yaml.safe_dump({f.name: getattr(self, f.name)}, sort_keys=False).rstrip())
+        return "\n".join(lines).strip() + "\n"
+
+    def differences(self, other: dict[str, Any]) -> list[str]:
+        """Settings in which a saved run differs from this one, apart from those that a continuation may change."""
+        mine = self.to_dict()
+        return [
+            f"{key}: {other.get(key)!r} in the checkpoint, {mine[key]!r} here"
+            for key in mine
+            if key not in FREE_ON_RESUME and mine[key] != other.get(key)
+        ]
+
+    @classmethod
+    def from_config(cls, name_or_path: str = DEFAULT_RECIPE, **overrides: Any) -> TrainingArguments:
+        """The settings of a recipe or a YAML file, with some overridden."""
+        values = read_config(name_or_path)
+        for key, value in overrides.items():
+            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+        return cls(**values)
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def read_config(name_or_path: str) -> dict[str, Any]:
+    """Settings from a recipe by name, or from a YAML file."""
+    path = RECIPES / f"{name_or_path}.yaml"
+    if not path.is_file():
+        path = Path(name_or_path)
+    if not path.is_file():
+        raise ValueError(f"`config` is {name_or_path!r}; it must be a YAML file or one of the recipes {', '.join(recipe_names())}.")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds a {type(values).__name__}; it must hold settings as `name: value`.")
+    known = [f.name for f in dataclasses.fields(TrainingArguments)]
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{path} has the unknown setting {key!r}{_suggest(key, known)}. `--help` lists all settings.")
+    return values
+
+
+def parse_arguments(argv: list[str] | None = None, description: str | None = None) -> TrainingArguments | None:
+    """Settings from the command line: the recipe or YAML file of `--config`, then what is given besides. `None` after `--print_config`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--config", default=DEFAULT_RECIPE, help=f"a YAML file, or a recipe: {', '.join(recipe_names())}")
+    parser.add_argument("--print_config", action="store_true", help="print the whole configuration and stop")
+    groups: dict[str, Any] = {}
+    for f in dataclasses.fields(TrainingArguments):
+        name = f.metadata["group"]
+        group = groups.setdefault(name, parser.add_argument_group(name) if name not in groups else None)
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f.metadata["help"]}
+        if _types()[f.name] is bool:
+            group.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, **options)
+        elif _types()[f.name] is dict:
+            group.add_argument(f"--{f.name}", nargs="+", metavar="KEY=VALUE", **options)
+        else:
+            group.add_argument(f"--{f.name}", metavar="VALUE", **options)
+    given = vars(parser.parse_args(argv))
+    print_config = given.pop("print_config")
+    try:
+        arguments = TrainingArguments.from_config(
+            given.pop("config"),
+            **{key: _pairs(key, value) if isinstance(value, list) else value for key, value in given.items()},
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    if print_config:
+        print(arguments.to_yaml(), end="")
+        return None
+    return arguments
+
+
+def _pairs(name: str, items: list[str]) -> dict[str, Any]:
+    pairs = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"`{name}` has {item!r}; it must be KEY=VALUE.")
+        pairs[key] = _scalar(value)
+    return pairs
+
+
+def _scalar(text: str) -> Any:
+    value = yaml.safe_load(text)
+    # YAML 1.1 reads 1e-3 as a string.
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+_TYPES: dict[str, Any] = {}
+
+
+def _types() -> dict[str, Any]:
+    if not _TYPES:
+        _TYPES.update(typing.get_type_hints(TrainingArguments))
+    return _TYPES
+
+
+def _coerce(name: str, value: Any, kind: Any) -> Any:
+    """The value as its declared type; a ValueError where it is none."""
+    if isinstance(kind, types.UnionType):
+        if value is None or value in ("null", "none", "None"):
+            return None
+        kind = next(option for option in typing.get_args(kind) if option is not type(None))
+    if kind in (int, float) and isinstance(value, str):
+        value = _scalar(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise ValueError(f"`{name}` is {value!r}; it must be of type {kind.__name__}.")
+    return value
+
+
+def _one_of(name: str, value: Any, allowed: tuple) -> None:
+    if value not in allowed:
+        raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
+
+
+def _suggest(key: str, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(key, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

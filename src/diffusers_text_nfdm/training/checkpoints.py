@@ -1,0 +1,113 @@
+"""Checkpoints that are whole or not there, and the folder of a run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from .arguments import TrainingArguments
+
+
+SETTINGS_FILE = "training_arguments.json"
+_NAME = re.compile(r"checkpoint-(\d{8})$")
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """Whole checkpoints of a run, oldest first."""
+    return sorted(path for path in run.glob("checkpoint-*") if _NAME.match(path.name) and path.is_dir())
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(_NAME.match(checkpoint.name).group(1))
+
+
+def write_whole(target: Path, write: Callable[[Path], None], is_main: bool = True, barrier: Callable[[], None] = lambda: None) -> None:
+    """Let `write` fill a folder beside `target`, then rename it into place: a reader sees all of it or nothing.
+
+    With several processes every one calls this, `write` is called in all, and the main one renames.
+    """
+    temporary = target.with_name(target.name + ".tmp")
+    if is_main:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    barrier()
+    try:
+        write(temporary)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+        raise OSError(f"Could not write {target}: {reason}. The checkpoints before it are intact; make room and resume.") from error
+    barrier()
+    if is_main:
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+    barrier()
+
+
+def remove_old(run: Path, limit: int | None) -> None:
+    for path in [] if limit is None else checkpoint_folders(run)[:-limit]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None]:
+    """The folder of the run and the checkpoint to resume from, if any. Refuses to touch a folder that holds another run."""
+    if arguments.output_dir is None and arguments.resume not in (None, "latest"):
+        run = Path(arguments.resume).resolve().parent
+    elif arguments.output_dir is None:
+        existing = _default_runs(name)
+        run = existing[-1] if existing and arguments.resume else Path("runs") / _fresh_name(name, existing)
+    else:
+        run = Path(arguments.output_dir)
+    if run.is_file():
+        raise ValueError(f"`output_dir` is {str(run)!r}, which is a file; give a folder.")
+    checkpoint = _checkpoint_to_resume(arguments, run)
+    settings = run / SETTINGS_FILE
+    if checkpoint is not None:
+        differences = arguments.differences(json.loads((checkpoint / SETTINGS_FILE).read_text(encoding="utf-8")))
+        if differences:
+            raise ValueError(
+                f"The checkpoint {checkpoint} was made with other settings, so it cannot be continued with these:\n  "
+                + "\n  ".join(differences)
+            )
+    elif arguments.resume is None and run.is_dir() and any(run.iterdir()):
+        raise ValueError(
+            f"The folder {run} is not empty{': it holds another run' if settings.is_file() else ''}. Continue that run with "
+            "`--resume latest`, or choose another `--output_dir`."
+        )
+    elif settings.is_file():
+        # A run that died before its first checkpoint may start again, if it is the same run.
+        differences = arguments.differences(json.loads(settings.read_text(encoding="utf-8")))
+        if differences:
+            raise ValueError(f"The folder {run} holds a run with other settings:\n  " + "\n  ".join(differences))
+    return run, checkpoint
+
+
+def _checkpoint_to_resume(arguments: TrainingArguments, run: Path) -> Path | None:
+    if arguments.resume is None:
+        return None
+    if arguments.resume == "latest":
+        folders = checkpoint_folders(run)
+        return folders[-1] if folders else None
+    checkpoint = Path(arguments.resume)
+    if not (checkpoint / SETTINGS_FILE).is_file():
+        raise ValueError(f"`resume` is {arguments.resume!r}, which is no checkpoint; it must be 'latest' or a folder checkpoint-NNNNNNNN.")
+    return checkpoint
+
+
+def _default_runs(name: str) -> list[Path]:
+    pattern = re.compile(rf"{re.escape(name)}(?:-(\d+))?$")
+    found = [path for path in Path("runs").glob(f"{name}*") if path.is_dir() and pattern.match(path.name)]
+    return sorted(found, key=lambda path: int(pattern.match(path.name).group(1) or 1))
+
+
+def _fresh_name(name: str, existing: list[Path]) -> str:
+    if not existing:
+        return name
+    last = re.search(r"-(\d+)$", existing[-1].name[len(name) :])
+    return f"{name}-{(int(last.group(1)) if last else 1) + 1}"

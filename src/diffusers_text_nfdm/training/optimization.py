@@ -1,0 +1,84 @@
+"""Optimizers, learning rates and averaged weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..models import TextDiffusionModel
+from .arguments import TrainingArguments
+from .muon import Muon
+
+
+# The matrices inside these modules are those of the transformer trunks.
+TRUNKS = ("predictor.encoder.", "forward_process.network.blocks.", "context_encoder.transformer.blocks.")
+
+
+def trunk_matrices(model: TextDiffusionModel) -> dict[str, nn.Parameter]:
+    """Weight matrices of the transformer trunks, without the modulations, which are no maps between hidden states."""
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name.startswith(TRUNKS) and parameter.ndim == 2 and ".modulation." not in name
+    }
+
+
+def build_optimizers(model: TextDiffusionModel, arguments: TrainingArguments) -> list[torch.optim.Optimizer]:
+    """Adam for everything, or Muon for the trunks' matrices and Adam for the rest. No weight decay."""
+    matrices = trunk_matrices(model) if arguments.use_muon else {}
+    rest = [parameter for name, parameter in model.named_parameters() if name not in matrices]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Adam(rest, lr=arguments.learning_rate, betas=(0.9, arguments.adam_beta2), foreach=True)
+    ]
+    if matrices:
+        optimizers.append(
+            Muon(
+                list(matrices.values()),
+                lr=arguments.muon_learning_rate,
+                momentum=arguments.muon_momentum,
+                weight_decay=0.0,
+            )
+        )
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["base_lr"] = group["lr"]
+    return optimizers
+
+
+def learning_rate_factor(step: int, warmup_steps: int, max_steps: int) -> float:
+    """Linear growth over the warm-up, then linear decay to 0 at `max_steps`."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    return max(0.0, (max_steps - step) / max(1, max_steps - warmup_steps))
+
+
+class ExponentialMovingAverage:
+    """Averaged weights `ē <- d ē + (1-d) w`, with `d = min(decay, (1+n)/(10+n))` at update n, so that early averages forget the start."""
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.updates = 0
+        self.average = [parameter.detach().clone() for parameter in model.parameters()]
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        self.updates += 1
+        torch._foreach_lerp_(self.average, [parameter.detach() for parameter in model.parameters()], 1 - decay)
+
+    @torch.no_grad()
+    def swap(self, model: nn.Module) -> None:
+        """Exchange the averaged weights and the model's."""
+        for average, parameter in zip(self.average, model.parameters()):
+            held = parameter.detach().clone()
+            parameter.copy_(average)
+            average.copy_(held)
+
+    def state_dict(self) -> dict:
+        return {"updates": self.updates, "average": self.average}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.updates = state["updates"]
+        with torch.no_grad():
+            for mine, saved in zip(self.average, state["average"]):
+                mine.copy_(saved)

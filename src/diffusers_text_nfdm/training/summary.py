@@ -1,0 +1,115 @@
+"""What a finished run tells: bound beside the truth, samples and what they are worth, plots, the released pipeline."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from tqdm.auto import tqdm
+
+from ..model_card import variant_name, write_model_card
+from .checkpoints import write_whole
+
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+def finish(trainer: Trainer) -> dict:
+    """Evaluate the averaged weights, write pipeline, card, plots and summary.json, and print something to read."""
+    arguments, accelerator, run = trainer.arguments, trainer.accelerator, trainer.run
+    trainer.ema.swap(trainer.model)
+    estimate = trainer.validation_bound(2 * arguments.evaluation_texts, 2 * arguments.evaluation_draws)
+    texts = trainer.sample(arguments.final_samples, seed=arguments.seed, progress_bar=True)
+    summary = {
+        "model": variant_name(trainer.model.config),
+        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "steps": trainer.progress.step,
+        "likelihood": estimate.to_dict(),
+        "samples": describe_samples(trainer, texts),
+        "pipeline": str(run / "pipeline"),
+    }
+    if arguments.dataset == "stories":
+        from ..stories import StoryGrammar
+
+        summary["entropy"] = StoryGrammar().entropy()
+    report = render(summary, texts)
+    if accelerator.is_main_process:
+        write_whole(run / "pipeline", lambda folder: _write_release(trainer, folder, summary, report, texts))
+        (run / "samples.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        (run / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        if arguments.save_plots:
+            from .plots import save_plots
+
+            summary["plots"] = [str(path) for path in save_plots(trainer)]
+            report += f"\nPlots: {run / 'plots'}"
+        tqdm.write("\n" + report, file=sys.stdout)
+        if arguments.push_to_hub:
+            from ..pipelines import NFDMTextPipeline
+
+            pipeline = NFDMTextPipeline.from_pretrained(run / "pipeline")
+            repository = arguments.hub_model_id or run.name
+            pipeline.push_to_hub(repository, private=arguments.hub_private, card=(run / "pipeline" / "README.md"))
+            tqdm.write(f"Pushed to {repository}.", file=sys.stdout)
+    accelerator.wait_for_everyone()
+    trainer.ema.swap(trainer.model)
+    return summary
+
+
+def describe_samples(trainer: Trainer, texts: list[str]) -> dict:
+    """Number, distinct texts, copies of training texts and, for the embedded corpus, how many are stories of its language."""
+    described: dict = {"number": len(texts), "distinct": len(set(texts))}
+    if not trainer.arguments.streaming:
+        described["copied_from_training"] = len(set(texts) & set(trainer.texts["train"]["text"]))
+    if trainer.arguments.dataset == "stories":
+        from ..stories import StoryGrammar
+
+        grammar = StoryGrammar()
+        described["grammatical"] = sum(grammar.explain(text) is None for text in texts)
+    return described
+
+
+def render(summary: dict, texts: list[str]) -> str:
+    """The summary as text."""
+    likelihood, samples = summary["likelihood"], summary["samples"]
+    story = likelihood["nats_per_story"]
+    lines = [
+        f"{summary['model']}, {summary['parameters']:,} parameters, {summary['steps']:,} steps",
+        "",
+        f"Bound on the validation texts: {story['value']:.2f} ± {story['monte_carlo_error']:.2f} nats per text, "
+        f"{likelihood['nats_per_token']['value']:.3f} per token, {likelihood['bits_per_character']['value']:.3f} bits per character.",
+    ]
+    if "entropy" in summary:
+        lines.append(f"The truth beneath it: {summary['entropy']:.2f} nats per story; the bound is {story['value'] / summary['entropy']:.3f} times that.")
+    said = f"Samples: {samples['distinct']} of {samples['number']} distinct"
+    if "copied_from_training" in samples:
+        said += f", {samples['copied_from_training']} copied from the training texts"
+    if "grammatical" in samples:
+        said += f", {samples['grammatical'] / samples['number']:.1%} stories of the language"
+    lines += [said + ".", "", *(f"  {text}\n" for text in texts[:5]), f"Pipeline: {summary['pipeline']}"]
+    return "\n".join(lines)
+
+
+def _write_release(trainer: Trainer, folder, summary: dict, report: str, texts: list[str]) -> None:
+    arguments = trainer.arguments
+    pipeline = trainer.pipeline()
+    pipeline.save_pretrained(folder)
+    data = (
+        "The embedded stories of `diffusers_text_nfdm` (`StoryGrammar`), whose entropy is known exactly."
+        if arguments.dataset == "stories"
+        else f"`{arguments.dataset}`."
+    )
+    if trainer.reports:
+        data += f" {trainer.reports['train']}"
+    protocol = "\n".join(f"- {key}: {value}" for key, value in summary["likelihood"]["protocol"].items())
+    write_model_card(
+        pipeline,
+        folder,
+        title=f"{summary['model']} trained on {arguments.dataset}",
+        repo=arguments.hub_model_id,
+        data=data,
+        recipe={key: value for key, value in arguments.to_dict().items() if key not in ("output_dir", "resume", "hub_model_id")},
+        results="```\n" + report.split("\n\n  ")[0] + "\n```\n\nProtocol of the bound:\n\n" + protocol,
+        samples=texts[:5],
+    )

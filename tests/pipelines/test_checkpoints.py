@@ -1,0 +1,205 @@
+"""Saving and loading a pipeline: the same texts in a fresh process, and clear words where a folder is no checkpoint."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import MODELS, logged_warnings, make_pipeline, seeded
+
+from diffusers_text_nfdm import (
+    MarkovChainScheduler,
+    NFDMTextPipeline,
+    ReverseODEScheduler,
+    ReverseSDEScheduler,
+    WordTokenizer,
+)
+
+
+COMPONENTS = ("model", "scheduler", "tokenizer")
+STEPS = {"num_samples": 4, "num_inference_steps": 6}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoint") / "nfdm"
+    make_pipeline("nfdm", ReverseSDEScheduler(volatility_scale=0.5)).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def load(folder, **options):
+    pipe = NFDMTextPipeline.from_pretrained(folder, **options)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loaded_pipeline_makes_the_same_texts_without_a_warning(name, tmp_path):
+    pipe = make_pipeline(name, MarkovChainScheduler(noise_fraction=0.4))
+    pipe.save_pretrained(tmp_path)
+    with logged_warnings() as messages:
+        loaded = load(tmp_path)
+    assert messages == []
+    assert type(loaded.model) is type(pipe.model) and type(loaded.tokenizer) is WordTokenizer
+    assert loaded.scheduler.config.noise_fraction == 0.4 and not loaded.model.training
+    for seed in (0, 1):
+        expected, actual = (p(generator=seeded(seed), output_type="latent", **STEPS).latents for p in (pipe, loaded))
+        assert torch.equal(expected, actual)
+    assert loaded(generator=seeded(0), **STEPS).texts == pipe(generator=seeded(0), **STEPS).texts
+
+
+def test_a_fresh_process_makes_the_same_texts(folder):
+    code = f"""
+import json, torch
+from diffusers_text_nfdm import NFDMTextPipeline
+pipe = NFDMTextPipeline.from_pretrained({str(folder)!r})
+pipe.set_progress_bar_config(disable=True)
+print(json.dumps(pipe(generator=torch.Generator().manual_seed(3), **{STEPS!r}).texts))
+"""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    texts = load(folder)(generator=seeded(3), **STEPS).texts
+    assert json.loads(done.stdout.splitlines()[-1]) == texts and len(set(texts)) > 1
+
+
+def test_checkpoint_names_no_file_of_the_package(tmp_path):
+    pipe = make_pipeline("mulan")
+    for scheduler in (MarkovChainScheduler(), ReverseSDEScheduler(), ReverseODEScheduler("heun")):
+        pipe.scheduler = type(scheduler).from_config(pipe.scheduler.config, **scheduler.config)
+        pipe.save_pretrained(tmp_path)
+        index = json.loads((tmp_path / "model_index.json").read_text())
+        assert {name: index[name][0] for name in COMPONENTS} == dict.fromkeys(COMPONENTS, "diffusers_text_nfdm")
+        assert index["scheduler"][1] == type(scheduler).__name__
+        # A dot after the package would be a module inside it.
+        assert not [path for path in tmp_path.rglob("*.json") if "diffusers_text_nfdm." in path.read_text()]
+        assert type(load(tmp_path).scheduler) is type(scheduler)
+
+
+def test_names_in_the_checkpoint_are_those_of_the_package_root(folder):
+    import diffusers_text_nfdm
+
+    index = json.loads((folder / "model_index.json").read_text())
+    for name in COMPONENTS:
+        assert hasattr(diffusers_text_nfdm, index[name][1])
+
+
+def test_a_tokenizer_from_transformers_keeps_its_own_library(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    pipe = make_pipeline()
+    special = {"bos_token": "<START>", "eos_token": "<END>", "unk_token": "<UNK>", "pad_token": "<PAD>"}
+    pipe.tokenizer = PreTrainedTokenizerFast(tokenizer_object=pipe.tokenizer.backend_tokenizer, **special)
+    pipe.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "model_index.json").read_text())["tokenizer"][0] == "transformers"
+    assert load(tmp_path)(generator=seeded(0), **STEPS).texts == pipe(generator=seeded(0), **STEPS).texts
+
+
+@pytest.mark.parametrize(
+    "scheduler", [MarkovChainScheduler(noise_fraction=0.0), ReverseODEScheduler("heun"), ReverseSDEScheduler()]
+)
+def test_another_scheduler_may_be_given_on_loading(folder, scheduler):
+    with logged_warnings() as messages:
+        pipe = load(folder, scheduler=scheduler)
+    assert pipe.scheduler is scheduler and messages == []
+    assert len(pipe(**STEPS).texts) == 4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_may_be_loaded_in_bfloat16(name, tmp_path):
+    make_pipeline(name).save_pretrained(tmp_path)
+    with logged_warnings() as messages:
+        pipe = load(tmp_path, dtype=torch.bfloat16)
+    assert messages == [] and pipe.model.dtype == torch.bfloat16
+    for scheduler in (MarkovChainScheduler(0.5), ReverseSDEScheduler(), ReverseODEScheduler("heun")):
+        pipe.scheduler = scheduler
+        latents = pipe(generator=seeded(0), output_type="latent", **STEPS).latents
+        assert latents.dtype == torch.float32 and torch.isfinite(latents).all()
+    assert len(pipe(**STEPS).texts) == 4
+
+
+def test_saving_twice_into_a_folder_keeps_its_card(copy):
+    (copy / "README.md").write_text("my own card")
+    load(copy).save_pretrained(copy)
+    assert (copy / "README.md").read_text() == "my own card"
+
+
+# --- what is no checkpoint ---
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=f"The folder '{tmp_path}' is no pipeline checkpoint: it has no model_index.json"
+    ):
+        load(tmp_path)
+
+
+def test_the_folder_of_a_model_alone_is_refused_with_the_way_to_load_it(folder):
+    with pytest.raises(ValueError, match="load a model alone with `AutoModel.from_pretrained`"):
+        load(folder / "model")
+
+
+def test_a_file_is_refused(folder):
+    with pytest.raises(ValueError, match="model_index.json' is a file; give the folder of a checkpoint"):
+        load(folder / "model_index.json")
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/here", "./missing", "/tmp/does-not-exist-at-all"])
+def test_a_missing_folder_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=name.replace(".", "\\.")):
+        load(name)
+
+
+def test_a_repository_that_was_never_downloaded_is_refused_offline(tmp_path):
+    with pytest.raises(OSError, match="'user/unknown'.*offline, download it once beforehand"):
+        load("user/unknown", cache_dir=tmp_path)
+
+
+def test_a_checkpoint_of_a_newer_format_is_refused(copy):
+    config = json.loads((copy / "model" / "config.json").read_text())
+    assert config["checkpoint_format"] == 1
+    (copy / "model" / "config.json").write_text(json.dumps({**config, "checkpoint_format": 99}))
+    with pytest.raises(ValueError, match="`checkpoint_format` is 99; .*reads formats up to 1. Upgrade it"):
+        load(copy)
+
+
+def test_pickled_weights_are_never_read(copy):
+    with pytest.raises(ValueError, match="`use_safetensors` is False, but pickled weights are never loaded"):
+        load(copy, use_safetensors=False)
+    state = load(copy).model.state_dict()
+    (copy / "model" / "model.safetensors").unlink()
+    torch.save(state, copy / "model" / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    "damaged, message",
+    [
+        ("model/model.safetensors", "copy' has a damaged file: .*Save or download it again"),
+        ("tokenizer/tokenizer.json", "copy' has a damaged file: .*Save or download it again"),
+        ("model/config.json", "model/config.json' is not a valid JSON file"),
+        ("scheduler/scheduler_config.json", "scheduler_config.json' is not a valid JSON file"),
+        ("model_index.json", "model_index.json' is not a valid JSON file"),
+    ],
+)
+def test_half_a_file_is_refused(copy, damaged, message):
+    data = (copy / damaged).read_bytes()
+    (copy / damaged).write_bytes(data[: len(data) // 2])
+    with pytest.raises(OSError, match=message):
+        load(copy)
+
+
+def test_hub_arguments_without_a_push_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="commit_message, private only matter with `push_to_hub=True`"):
+        make_pipeline().save_pretrained(tmp_path, private=True, commit_message="First")
+    assert not list(tmp_path.iterdir())

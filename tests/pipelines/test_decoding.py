@@ -1,0 +1,93 @@
+"""Choosing tokens: argmax, temperature, top-k and top-p."""
+
+import math
+
+import pytest
+import torch
+from tiny import seeded
+
+from diffusers_text_nfdm.pipelines.decoding import select_tokens
+
+
+NUM_DRAWS = 20_000
+PROBABILITIES = torch.tensor([0.05, 0.4, 0.0, 0.15, 0.3, 0.1])
+
+
+def draws(logits, **options):
+    """Shares of each token in many draws from the same logits."""
+    logits = logits.expand(1, NUM_DRAWS, -1)
+    return select_tokens(logits, generators=[seeded(0)], **options)[0].bincount(minlength=logits.shape[-1]) / NUM_DRAWS
+
+
+def assert_distributed(shares, expected):
+    """Within 4.5 standard deviations, and tokens of probability zero never drawn."""
+    deviation = (expected * (1 - expected) / NUM_DRAWS).sqrt()
+    assert ((shares - expected).abs() <= 4.5 * deviation).all(), (shares, expected)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_are_drawn_from_the_softmax_at_the_temperature(temperature):
+    expected = torch.softmax(PROBABILITIES.log() / temperature, -1)
+    assert expected[2] == 0
+    assert_distributed(draws(PROBABILITIES.log(), temperature=temperature), expected)
+
+
+@pytest.mark.parametrize(
+    "options, kept",
+    [
+        ({"top_k": 2}, [1, 4]),
+        ({"top_k": 100}, [0, 1, 3, 4, 5]),
+        ({"top_p": 0.69}, [1, 4]),
+        ({"top_p": 0.71}, [1, 3, 4]),
+        ({"top_p": 1.0}, [0, 1, 3, 4, 5]),
+        ({"top_p": 0.01}, [1]),
+        ({"top_k": 3, "top_p": 0.5}, [1, 4]),
+        # 0.3 / 0.85 and 0.4 / 0.85 of what top-k left reach 0.82.
+        ({"top_k": 3, "top_p": 0.83}, [1, 3, 4]),
+    ],
+)
+def test_top_k_and_top_p_keep_the_most_probable_tokens_in_proportion(options, kept):
+    expected = torch.zeros_like(PROBABILITIES)
+    expected[kept] = PROBABILITIES[kept]
+    assert_distributed(draws(PROBABILITIES.log(), temperature=1.0, **options), expected / expected.sum())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1e-6},
+        {"temperature": 1e-30},
+        {"temperature": 5.0, "top_k": 1},
+        {"temperature": 5.0, "top_p": 1e-9},
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_limits_are_the_argmax(options, dtype):
+    logits = 10 * torch.randn(3, 50, 11, generator=seeded(1), dtype=dtype)
+    generators = [seeded(seed) for seed in range(3)]
+    assert torch.equal(select_tokens(logits, generators=generators, **options), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24])
+def test_tokens_of_probability_zero_are_not_reached_by_rounding(uniform, monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda size, generator, device: torch.full((size,), uniform))
+    logits = torch.full((1, 4, 1000), -math.inf)
+    logits[..., 300:700] = 0.0
+    chosen = select_tokens(logits, temperature=1.0, generators=[seeded(0)])
+    assert (chosen >= 300).all() and (chosen < 700).all()
+
+
+def test_draws_of_a_sample_do_not_depend_on_the_others():
+    logits = torch.randn(3, 20, 11, generator=seeded(1))
+    together = select_tokens(logits, temperature=1.0, generators=[seeded(i) for i in range(3)])
+    for i in range(3):
+        alone = select_tokens(logits[i : i + 1], temperature=1.0, generators=[seeded(i)])
+        assert torch.equal(alone[0], together[i])
+
+
+def test_logits_are_left_as_they_are():
+    logits = torch.randn(2, 3, 11)
+    before = logits.clone()
+    select_tokens(logits, temperature=0.7, top_k=2, top_p=0.5, generators=[seeded(0), seeded(1)])
+    assert torch.equal(logits, before)
