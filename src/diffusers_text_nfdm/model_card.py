@@ -34,6 +34,11 @@ def variant_name(config) -> str:
     return name
 
 
+def _quote(text: str) -> str:
+    # Markdown would take `<UNK>` for an HTML tag and hide it.
+    return "\n".join(f"> {line}" for line in text.replace("<", "&lt;").splitlines() or [""])
+
+
 def write_model_card(
     pipeline: NFDMTextPipeline,
     folder: str | Path,
@@ -75,7 +80,7 @@ def write_model_card(
         data=data or UNKNOWN,
         recipe=UNKNOWN if not recipe else "\n".join(f"- `{key}`: {value}" for key, value in recipe.items()),
         results=results or UNKNOWN,
-        samples=UNKNOWN if not samples else "\n\n".join(f"> {text}" for text in samples),
+        samples=UNKNOWN if not samples else "\n\n".join(map(_quote, samples)),
     )
     path.write_text(card, encoding="utf-8")
     return path

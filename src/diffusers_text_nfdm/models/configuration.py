@@ -38,6 +38,7 @@ class TextDiffusionConfig(PreTrainedConfig):
             attention_probs_dropout_prob, layer_norm_eps, initializer_range: the predictor, as in `BertConfig`.
         prediction_type: `"embedding"`, the paper's: the predictor's output is Ê. `"categorical"`: it gives logits over the vocabulary
             around the exact one-token posterior, and Ê is the mean embedding under them.
+        posterior_features: the predictor also sees the exact posterior of each token given its own latent, for `"categorical"`.
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
             `z_0 ~ N(α_0 Emb, σ_0²)`.
@@ -63,6 +64,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
     prediction_type: str = "embedding"
+    posterior_features: bool = False
     stabilized_prediction: bool = True
     decoder: str = "linear"
     objective: str = "bound"
@@ -96,6 +98,10 @@ class TextDiffusionConfig(PreTrainedConfig):
         )
         self._check_heads("hidden_size", "num_attention_heads")
         _one_of("prediction_type", self.prediction_type, PREDICTION_TYPES)
+        if self.posterior_features and self.prediction_type != "categorical":
+            raise ValueError(
+                f"`posterior_features` is True with `prediction_type` {self.prediction_type!r}; it needs 'categorical'."
+            )
         _one_of("decoder", self.decoder, DECODERS)
         _one_of("objective", self.objective, OBJECTIVES)
         _one_of("time_sampler", self.time_sampler, TIME_SAMPLERS)

@@ -54,6 +54,7 @@ class TextDiffusionOutput(ModelOutput):
         diffusion: the diffusion term at `t`, divided by the density of t.
         reconstruction, prior, context: the other terms (`context` is zero without one).
         rescaled_diffusion: `||E - Ê||²`.
+        cross_entropy: of the predicted tokens at `t`, when `forward` was asked for it instead of the bound.
         t: the times.
         reconstruction_accuracy: share of tokens that `z_0` decodes to.
         embedding_norm: mean norm of the embeddings of the batch.
@@ -68,6 +69,7 @@ class TextDiffusionOutput(ModelOutput):
     prior: Tensor | None = None
     context: Tensor | None = None
     rescaled_diffusion: Tensor | None = None
+    cross_entropy: Tensor | None = None
     t: Tensor | None = None
     reconstruction_accuracy: Tensor | None = None
     embedding_norm: Tensor | None = None
@@ -75,8 +77,10 @@ class TextDiffusionOutput(ModelOutput):
 
     def non_finite_terms(self) -> str | None:
         """Which term is not finite, and at which t; `None` when all are finite."""
-        for name in ("diffusion", "reconstruction", "prior", "context"):
+        for name in ("diffusion", "reconstruction", "prior", "context", "cross_entropy"):
             values = getattr(self, name)
+            if values is None:
+                continue
             bad = ~torch.isfinite(values)
             if bad.any():
                 times = ", ".join(f"{time:.6g}" for time in self.t[bad].tolist()[:5])
@@ -176,8 +180,7 @@ class TextDiffusionModel(PreTrainedModel):
     def decode(self, z_0: Tensor, context: Tensor | None = None) -> Tensor:
         """Logits of `p(x_i | z_0)`: `z_0 Embᵀ + b`, or with the Gaussian decoder `(α₀ z_0 Embᵀ - α₀² |Emb|²/2) / σ₀² + b`."""
         table, bias = self.embedding_table(), self.token_bias.to(self.latent_dtype)
-        # Logits are small differences of large numbers: not in autocast's precision.
-        with torch.autocast(z_0.device.type, enabled=False):
+        with self._full_precision(z_0):
             logits = z_0 @ table.T
         if self.config.decoder == "linear":
             return logits + bias
@@ -187,15 +190,25 @@ class TextDiffusionModel(PreTrainedModel):
 
     def predict(self, z: Tensor, t: Tensor, context: Tensor | None = None) -> Tensor:
         """`Ê(z_t, t, c)`, the estimate of the clean embeddings."""
-        output = self.predictor(z, t, context)
         if self.config.prediction_type == "embedding":
-            return self.prediction(output, z, t)
+            return self.prediction(self.predictor(z, t, context), z, t)
         table = self.embedding_table()
-        bias = self.token_bias.to(z.dtype)
+        with self._full_precision(z):
+            return self.prediction(self.predict_logits(z, t, context, table), table)
+
+    def predict_logits(self, z: Tensor, t: Tensor, context: Tensor | None = None, table: Tensor | None = None) -> Tensor:
+        """Logits of the clean tokens given `z_t`, whose mean embedding is Ê. For `prediction_type="categorical"`."""
+        table = self.embedding_table() if table is None else table
         base = self.forward_process.linear_base(t, context)
-        # As in `decode`. And at small t the weight of the bound would see the rounding of Ê.
-        with torch.autocast(z.device.type, enabled=False):
-            return self.prediction(self.prediction.logits(output, z, t, base, table, bias), table)
+        # Near t = 0 logits are small differences of large numbers, and the weight of the bound sees the rounding of Ê.
+        with self._full_precision(z):
+            logits = self.prediction.posterior_logits(z, t, base, table, self.token_bias.to(z.dtype))
+            posterior = torch.softmax(logits.detach(), -1) if self.config.posterior_features else None
+        return logits + self.predictor(z, t, context, posterior)
+
+    @staticmethod
+    def _full_precision(z: Tensor) -> torch.autocast:
+        return torch.autocast(z.device.type, enabled=False)
 
     def encode_context(self, embeddings: Tensor, noise: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """`c ~ q(c | x)` and `KL(q(c | x) || N(0, I))` per example; `(None, 0)` for a model without context."""
@@ -225,6 +238,7 @@ class TextDiffusionModel(PreTrainedModel):
         draws: Draws | None = None,
         generator: torch.Generator | None = None,
         context_weight: float = 1.0,
+        cross_entropy: bool = False,
         return_dict: bool = True,
     ) -> TextDiffusionOutput | tuple:
         """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per example.
@@ -234,8 +248,14 @@ class TextDiffusionModel(PreTrainedModel):
             t: times `(batch,)` at which the diffusion integrand is wanted, instead of random ones.
             draws: the random numbers, instead of new ones from `generator`.
             context_weight: weight of the context's divergence in `loss` (KL warm-up); `bound` always has it whole.
+            cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times, which trains the predictor
+                alone. It has the same optimum and, without the bound's weights, far less noise; steps of the two are mixed in training.
         """
         self._check_inputs(input_ids, t)
+        if cross_entropy and self.config.prediction_type != "categorical":
+            raise ValueError(
+                f"`cross_entropy` is True with `prediction_type` {self.config.prediction_type!r}; only 'categorical' has logits."
+            )
         if draws is None:
             draws = self.draw(len(input_ids), generator, input_ids.device)
         if t is None:
@@ -243,6 +263,8 @@ class TextDiffusionModel(PreTrainedModel):
         else:
             t = t.to(self.latent_dtype)
             time_weight = torch.ones_like(t)
+        if cross_entropy:
+            return self._cross_entropy(input_ids, t, draws, return_dict)
 
         embeddings = self.embed(input_ids)
         context, context_term = self.encode_context(embeddings, draws.context_noise)
@@ -281,6 +303,17 @@ class TextDiffusionModel(PreTrainedModel):
             reconstruction_accuracy=(logits.argmax(-1) == input_ids).to(z.dtype).mean(-1),
             **self._embedding_monitors(embeddings, input_ids),
         )
+        return output if return_dict else output.to_tuple()
+
+    def _cross_entropy(self, input_ids: Tensor, t: Tensor, draws: Draws, return_dict: bool) -> TextDiffusionOutput | tuple:
+        """`-Σ_i log p(x_i | z_t)` at the times t, as they fall: no weights, no gradient to the forward process and the embeddings."""
+        with torch.no_grad():
+            embeddings = self.embed(input_ids)
+            context, _ = self.encode_context(embeddings, draws.context_noise)
+            z = self.forward_process.marginal(embeddings, t, context).sample(draws.noise)
+            table = self.embedding_table()
+        cross_entropy = objective.reconstruction(self.predict_logits(z, t, context, table), input_ids)
+        output = TextDiffusionOutput(loss=cross_entropy.mean(), cross_entropy=cross_entropy, t=t)
         return output if return_dict else output.to_tuple()
 
     @torch.no_grad()

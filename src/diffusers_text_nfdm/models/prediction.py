@@ -29,8 +29,9 @@ class CategoricalPrediction(nn.Module):
 
         log p(k | z) = (α/σ²) z·e_k - (α²/2σ²) |e_k|² + log π_k + const,
 
-    so `logits = (h + a (α/σ²) z) Embᵀ - a (α²/2σ²) |Emb|² + b` with the network's `h`, the bias `b` in the role of `log π`, and a gate
-    `a(t)` in (e^-2, e^2) that starts at one. With `h = 0` the bound is the cross-entropy of independent tokens.
+    so `logits = net + a (α/σ²) z Embᵀ - a (α²/2σ²) |Emb|² + b`, with the bias `b` in the role of `log π` and a gate `a(t)` in (e^-2, e^2)
+    that starts at one. With `net = 0` the bound is the cross-entropy of independent tokens. The network's logits have their own output
+    matrix: through the embeddings, of small dimension and spread out at the start, few distributions could be expressed.
     """
 
     fourier_dim = 32
@@ -39,16 +40,13 @@ class CategoricalPrediction(nn.Module):
         super().__init__()
         self.gate = nn.Linear(self.fourier_dim, 1)
 
-    def logits(
-        self, output: Tensor, z: Tensor, t: Tensor, base: tuple[Tensor, Tensor], table: Tensor, bias: Tensor
-    ) -> Tensor:
-        """Logits over the vocabulary; `base` is `(α, σ)` of the forward process, `table` the embeddings."""
+    def posterior_logits(self, z: Tensor, t: Tensor, base: tuple[Tensor, Tensor], table: Tensor, bias: Tensor) -> Tensor:
+        """The logits with `net = 0`; `base` is `(α, σ)` of the forward process, `table` the embeddings."""
         alpha, sigma = base
         features = fourier_features(t, self.fourier_dim).value.to(self.gate.weight.dtype)
         gate = torch.exp(2 * torch.tanh(self.gate(features).to(z.dtype)))[:, None]
         evidence = gate * alpha / sigma.square()
-        norms = 0.5 * table.square().sum(-1)
-        return (output + evidence * z) @ table.T - evidence * alpha * norms + bias
+        return (evidence * z) @ table.T - evidence * alpha * (0.5 * table.square().sum(-1)) + bias
 
     def forward(self, logits: Tensor, table: Tensor) -> Tensor:
         return torch.softmax(logits, dim=-1) @ table

@@ -1,4 +1,4 @@
-"""The predictor: a BERT encoder, trained from scratch, from noisy latents to clean embeddings."""
+"""The predictor: a BERT encoder, trained from scratch, from noisy latents to clean embeddings or tokens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def _tanh_mlp(input_dim: int, hidden_size: int, output_dim: int) -> nn.Sequentia
 
 
 class Predictor(nn.Module):
-    """`net(z, t, c)`: latents `(batch, seq, embedding_dim)` to the same shape.
+    """`net(z, t, c)`: latents `(batch, seq, embedding_dim)` to the same shape, or to logits `(batch, seq, vocab)`.
 
-    Positions and time are added to the projected input; the context, if there is one, is one more token.
+    Positions, time and, if configured, the one-token posterior are added to the projected input; the context, if there is one, is one
+    more token.
     """
 
     def __init__(self, config: TextDiffusionConfig, context_dim: int | None = None):
@@ -25,16 +26,26 @@ class Predictor(nn.Module):
         self.input = _tanh_mlp(config.embedding_dim, config.hidden_size, config.hidden_size)
         self.positions = nn.Embedding(config.max_length, config.hidden_size)
         self.time_embedding = TimeEmbedding(config.hidden_size, config.hidden_size)
+        self.posterior = (
+            nn.Linear(config.vocab_size, config.hidden_size, bias=False) if config.posterior_features else None
+        )
         self.context = None if context_dim is None else nn.Linear(context_dim, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.encoder = BertEncoder(config)
-        self.output = _tanh_mlp(config.hidden_size, config.hidden_size, config.embedding_dim)
+        categorical = config.prediction_type == "categorical"
+        output_dim = config.vocab_size if categorical else config.embedding_dim
+        self.output = _tanh_mlp(config.hidden_size, config.hidden_size, output_dim)
 
-    def forward(self, z: Tensor, t: Tensor, context: Tensor | None = None) -> Tensor:
+    def forward(
+        self, z: Tensor, t: Tensor, context: Tensor | None = None, posterior: Tensor | None = None
+    ) -> Tensor:
+        """`posterior` is `p(x_i | z_i)` for every position, `(batch, seq, vocab)`, where `posterior_features` is set."""
         dtype = self.positions.weight.dtype
         hidden = self.input(z.to(dtype)) + self.positions.weight[: z.shape[1]]
         hidden = hidden + self.time_embedding(t).value[:, None]
+        if self.posterior is not None:
+            hidden = hidden + self.posterior(posterior.to(dtype))
         if self.context is not None:
             hidden = torch.cat([hidden, self.context(context.to(dtype))[:, None]], dim=1)
         hidden = self.encoder(self.dropout(self.norm(hidden))).last_hidden_state

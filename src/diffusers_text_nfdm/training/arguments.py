@@ -21,6 +21,7 @@ CONFIGS: dict[str, type[TextDiffusionConfig]] = {
 }
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "stories-tiny"
+ROCSTORIES = "rocstories"
 TRACKERS = ("none", "tensorboard", "wandb", "trackio", "all")
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 FREE_ON_RESUME = (
@@ -51,33 +52,58 @@ class TrainingArguments:
     """Settings of a run, grouped by purpose. `--help` shows them all."""
 
     model_type: str = setting("nfdm", "model", "nfdm, mulan or diffusion_lm")
-    model_config: dict = setting({}, "model", "fields of the model's configuration, as key=value; the rest keep their defaults")
+    model_config: dict = setting(
+        {}, "model", "fields of the model's configuration, as key=value; the rest keep their defaults"
+    )
 
-    dataset: str = setting("stories", "data", "'stories' (embedded), a local file or folder, or the name of a Hub dataset")
+    dataset: str = setting(
+        "stories", "data", "'stories' (embedded), a local file or folder, or the name of a Hub dataset"
+    )
     dataset_config: str | None = setting(None, "data", "configuration of a Hub dataset")
-    validation_file: str | None = setting(None, "data", "local validation file; otherwise a share of the data is held out")
+    validation_file: str | None = setting(
+        None, "data", "local validation file; otherwise a share of the data is held out"
+    )
     text_column: str = setting("text", "data", "column that holds the text")
     streaming: bool = setting(False, "data", "read a Hub dataset while training instead of downloading it")
-    tokenizer: str | None = setting(None, "data", "folder or name of a tokenizer; otherwise a word tokenizer is built from the data")
+    tokenizer: str | None = setting(
+        None, "data", "folder or name of a tokenizer; otherwise a word tokenizer is built from the data"
+    )
     min_word_count: int = setting(10, "data", "words seen more often than this get an id of their own")
     max_length: int = setting(64, "data", "positions of every text, START, END and padding included")
     dataloader_workers: int = setting(0, "data", "processes that read ahead")
 
     max_steps: int = setting(800_000, "optimisation", "optimizer steps")
-    batch_size: int = setting(512, "optimisation", "texts of one optimizer step, over all processes and accumulation steps")
-    gradient_accumulation_steps: int = setting(1, "optimisation", "parts that each process makes of its share of the batch")
+    batch_size: int = setting(
+        512, "optimisation", "texts of one optimizer step, over all processes and accumulation steps"
+    )
+    gradient_accumulation_steps: int = setting(
+        1, "optimisation", "parts that each process makes of its share of the batch"
+    )
     learning_rate: float = setting(1e-4, "optimisation", "of Adam")
     adam_beta2: float = setting(0.999, "optimisation", "of Adam")
-    use_muon: bool = setting(False, "optimisation", "Muon for the matrices of the transformer trunks, Adam for the rest")
+    use_muon: bool = setting(
+        False, "optimisation", "Muon for the matrices of the transformer trunks, Adam for the rest"
+    )
     muon_learning_rate: float = setting(2e-3, "optimisation", "of Muon")
+    time_sampler_learning_rate: float = setting(0.01, "optimisation", "of Adam for the learned time buckets")
     muon_momentum: float = setting(0.95, "optimisation", "of Muon")
-    warmup_steps: int = setting(0, "optimisation", "steps of linear growth of the learning rates; then they fall linearly to 0")
+    warmup_steps: int = setting(
+        0, "optimisation", "steps of linear growth of the learning rates; then they fall linearly to 0"
+    )
     max_grad_norm: float = setting(1.5, "optimisation", "gradients are clipped to this norm")
     clip_after_steps: int = setting(10_000, "optimisation", "step at which clipping begins")
-    ema_decay: float = setting(0.9999, "optimisation", "decay of the averaged weights, which are those evaluated and released")
-    context_warmup_steps: int = setting(0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1")
-    mixed_precision: str = setting("no", "optimisation", "no, fp16 or bf16")
-    gradient_checkpointing: bool = setting(False, "optimisation", "recompute the predictor's activations to save memory")
+    ema_decay: float = setting(
+        0.9999, "optimisation", "decay of the averaged weights, which are those evaluated and released"
+    )
+    context_warmup_steps: int = setting(
+        0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1"
+    )
+    mixed_precision: str | None = setting(
+        None, "optimisation", "no, fp16 or bf16; by default what `accelerate launch` was told"
+    )
+    gradient_checkpointing: bool = setting(
+        False, "optimisation", "recompute the predictor's activations to save memory"
+    )
     compile_predictor: bool = setting(False, "optimisation", "torch.compile the predictor")
     seed: int = setting(0, "optimisation", "seed of everything random")
 
@@ -85,11 +111,15 @@ class TrainingArguments:
     resume: str | None = setting(None, "run", "'latest', or the folder of a checkpoint")
     checkpoint_every: int = setting(10_000, "run", "steps between checkpoints")
     checkpoints_total_limit: int | None = setting(3, "run", "checkpoints that are kept")
-    stop_after_steps: int | None = setting(None, "run", "stop, with a checkpoint, after this many steps of this session")
+    stop_after_steps: int | None = setting(
+        None, "run", "stop, with a checkpoint, after this many steps of this session"
+    )
 
     log_every: int = setting(100, "reporting", "steps between log entries")
     evaluate_every: int = setting(10_000, "reporting", "steps between evaluations on the validation texts")
-    evaluation_texts: int = setting(512, "reporting", "validation texts of an evaluation; the last one uses twice as many")
+    evaluation_texts: int = setting(
+        512, "reporting", "validation texts of an evaluation; the last one uses twice as many"
+    )
     evaluation_draws: int = setting(4, "reporting", "draws of time and noise per text, an even number")
     evaluation_batch_size: int = setting(64, "reporting", "texts at a time in evaluation and sampling")
     num_samples: int = setting(4, "reporting", "texts that are sampled and shown at every evaluation")
@@ -111,7 +141,8 @@ class TrainingArguments:
 
     def _check(self) -> None:
         _one_of("model_type", self.model_type, tuple(CONFIGS))
-        _one_of("mixed_precision", self.mixed_precision, ("no", "fp16", "bf16"))
+        if self.mixed_precision is not None:
+            _one_of("mixed_precision", self.mixed_precision, ("no", "fp16", "bf16"))
         _one_of("report_to", self.report_to, TRACKERS)
         _one_of("scheduler", self.scheduler, ("MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler"))
         positive = (
@@ -121,7 +152,14 @@ class TrainingArguments:
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be above 0.")
-        for name in ("warmup_steps", "clip_after_steps", "context_warmup_steps", "min_word_count", "num_samples", "dataloader_workers"):
+        for name in (
+            "warmup_steps",
+            "clip_after_steps",
+            "context_warmup_steps",
+            "min_word_count",
+            "num_samples",
+            "dataloader_workers",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be at least 0.")
         for name in ("ema_decay", "adam_beta2", "muon_momentum"):
@@ -130,11 +168,27 @@ class TrainingArguments:
         if self.evaluation_draws % 2:
             raise ValueError(f"`evaluation_draws` is {self.evaluation_draws}; it must be an even number.")
         if self.checkpoints_total_limit is not None and self.checkpoints_total_limit < 1:
-            raise ValueError(f"`checkpoints_total_limit` is {self.checkpoints_total_limit}; it must be at least 1, or null for no limit.")
+            raise ValueError(
+                f"`checkpoints_total_limit` is {self.checkpoints_total_limit}; it must be at least 1, or null for no limit."
+            )
         known = {f.name for f in dataclasses.fields(CONFIGS[self.model_type])} - {"vocab_size", "max_length"}
         for key in self.model_config:
             if key not in known:
-                raise ValueError(f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not have{_suggest(key, known)}.")
+                raise ValueError(
+                    f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not have{_suggest(key, known)}."
+                )
+
+    def check_data(self) -> None:
+        """Whether the texts can be those of the dataset that is meant."""
+        if self.dataset == ROCSTORIES and not Path(ROCSTORIES).exists():
+            raise ValueError(
+                "The recipe is for ROCStories, which is not distributed with this package. Ask for a copy at "
+                "https://cs.rochester.edu/nlp/rocstories and pass it: `--dataset train.jsonl --validation_file valid.jsonl` (or any other dataset)."
+            )
+        if self.validation_file is not None and not Path(self.dataset).expanduser().is_file():
+            raise ValueError(
+                f"`validation_file` is {self.validation_file!r}, but `dataset` is {self.dataset!r}, which is no local file; the two go together."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -177,7 +231,9 @@ def read_config(name_or_path: str) -> dict[str, Any]:
     if not path.is_file():
         path = Path(name_or_path)
     if not path.is_file():
-        raise ValueError(f"`config` is {name_or_path!r}; it must be a YAML file or one of the recipes {', '.join(recipe_names())}.")
+        raise ValueError(
+            f"`config` is {name_or_path!r}; it must be a YAML file or one of the recipes {', '.join(recipe_names())}."
+        )
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as error:
@@ -187,14 +243,18 @@ def read_config(name_or_path: str) -> dict[str, Any]:
     known = [f.name for f in dataclasses.fields(TrainingArguments)]
     for key in values:
         if key not in known:
-            raise ValueError(f"{path} has the unknown setting {key!r}{_suggest(key, known)}. `--help` lists all settings.")
+            raise ValueError(
+                f"{path} has the unknown setting {key!r}{_suggest(key, known)}. `--help` lists all settings."
+            )
     return values
 
 
 def parse_arguments(argv: list[str] | None = None, description: str | None = None) -> TrainingArguments | None:
     """Settings from the command line: the recipe or YAML file of `--config`, then what is given besides. `None` after `--print_config`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--config", default=DEFAULT_RECIPE, help=f"a YAML file, or a recipe: {', '.join(recipe_names())}")
+    parser.add_argument(
+        "--config", default=DEFAULT_RECIPE, help=f"a YAML file, or a recipe: {', '.join(recipe_names())}"
+    )
     parser.add_argument("--print_config", action="store_true", help="print the whole configuration and stop")
     groups: dict[str, Any] = {}
     for f in dataclasses.fields(TrainingArguments):

@@ -80,7 +80,9 @@ def training_batches(
     # Workers forked after threads were started may hang; spawned ones do not.
     context = "spawn" if workers else None
     return iter(
-        DataLoader(_Rows(dataset), batch_size=None, sampler=indices, num_workers=workers, multiprocessing_context=context)
+        DataLoader(
+            _Rows(dataset), batch_size=None, sampler=indices, num_workers=workers, multiprocessing_context=context
+        )
     )
 
 
@@ -103,5 +105,7 @@ def _streamed_batches(dataset: IterableDataset, partition: Partition, seed: int,
                 yield torch.stack(rows)
                 rows = []
         if not seen:
-            raise ValueError(f"The stream has no texts for process {partition.process}; use fewer processes or another dataset.")
+            raise ValueError(
+                f"The stream has no texts for process {partition.process}; use fewer processes or another dataset."
+            )
         epoch += 1

@@ -10,10 +10,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from .arguments import TrainingArguments
 
 
 SETTINGS_FILE = "training_arguments.json"
+TEMPORARY, TRASH = ".tmp", ".trash"
 _NAME = re.compile(r"checkpoint-(\d{8})$")
 
 
@@ -26,33 +29,90 @@ def step_of(checkpoint: Path) -> int:
     return int(_NAME.match(checkpoint.name).group(1))
 
 
-def write_whole(target: Path, write: Callable[[Path], None], is_main: bool = True, barrier: Callable[[], None] = lambda: None) -> None:
+def write_whole(
+    target: Path, write: Callable[[Path], None], is_main: bool = True, barrier: Callable[[], None] = lambda: None
+) -> None:
     """Let `write` fill a folder beside `target`, then rename it into place: a reader sees all of it or nothing.
 
     With several processes every one calls this, `write` is called in all, and the main one renames.
     """
-    temporary = target.with_name(target.name + ".tmp")
+    temporary = target.with_name(target.name + TEMPORARY)
     if is_main:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
     barrier()
     try:
         write(temporary)
-    except OSError as error:
+        if is_main:
+            _flush(temporary)
+    # PyTorch and safetensors report a failed write by exceptions of their own.
+    except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
-        raise OSError(f"Could not write {target}: {reason}. The checkpoints before it are intact; make room and resume.") from error
+        reason = "the disk is full" if _is_full(error, target.parent) else str(error)
+        raise OSError(
+            f"Could not write {target}: {reason}. What was written before it is intact; mend this and resume."
+        ) from error
     barrier()
     if is_main:
         if target.exists():
-            shutil.rmtree(target)
+            discard(target)
         os.replace(temporary, target)
+        _flush_folder(target.parent)
     barrier()
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a small file so that a reader sees the old text or the new one."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder under another name, so that no half of it is ever taken for a whole."""
+    trash = folder.with_name(folder.name + TRASH)
+    shutil.rmtree(trash, ignore_errors=True)
+    os.replace(folder, trash)
+    shutil.rmtree(trash, ignore_errors=True)
 
 
 def remove_old(run: Path, limit: int | None) -> None:
     for path in [] if limit is None else checkpoint_folders(run)[:-limit]:
-        shutil.rmtree(path, ignore_errors=True)
+        discard(path)
+
+
+def clear_leftovers(run: Path) -> None:
+    """Remove what a killed process was writing or removing."""
+    for path in [*run.glob(f"*{TEMPORARY}"), *run.glob(f"*{TRASH}")]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def _flush(folder: Path) -> None:
+    """Have the files on the disk before the rename is: a power cut must not leave a whole folder of empty files."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_full(error: Exception, folder: Path) -> bool:
+    number = getattr(error, "errno", None)
+    return (
+        number in (errno.ENOSPC, errno.EDQUOT)
+        or "No space left" in str(error)
+        or shutil.disk_usage(folder).free < 2**20
+    )
 
 
 def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None]:
@@ -68,6 +128,10 @@ def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None
         raise ValueError(f"`output_dir` is {str(run)!r}, which is a file; give a folder.")
     checkpoint = _checkpoint_to_resume(arguments, run)
     settings = run / SETTINGS_FILE
+    if checkpoint is not None and checkpoint.resolve().parent != run.resolve() and run.is_dir() and any(run.iterdir()):
+        raise ValueError(
+            f"The folder {run} is not empty, and the checkpoint {checkpoint} is not of it. Choose another `--output_dir`."
+        )
     if checkpoint is not None:
         differences = arguments.differences(json.loads((checkpoint / SETTINGS_FILE).read_text(encoding="utf-8")))
         if differences:
@@ -96,7 +160,9 @@ def _checkpoint_to_resume(arguments: TrainingArguments, run: Path) -> Path | Non
         return folders[-1] if folders else None
     checkpoint = Path(arguments.resume)
     if not (checkpoint / SETTINGS_FILE).is_file():
-        raise ValueError(f"`resume` is {arguments.resume!r}, which is no checkpoint; it must be 'latest' or a folder checkpoint-NNNNNNNN.")
+        raise ValueError(
+            f"`resume` is {arguments.resume!r}, which is no checkpoint; it must be 'latest' or a folder checkpoint-NNNNNNNN."
+        )
     return checkpoint
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..models import TextDiffusionModel
 from .arguments import TrainingArguments
@@ -26,9 +28,14 @@ def trunk_matrices(model: TextDiffusionModel) -> dict[str, nn.Parameter]:
 def build_optimizers(model: TextDiffusionModel, arguments: TrainingArguments) -> list[torch.optim.Optimizer]:
     """Adam for everything, or Muon for the trunks' matrices and Adam for the rest. No weight decay."""
     matrices = trunk_matrices(model) if arguments.use_muon else {}
-    rest = [parameter for name, parameter in model.named_parameters() if name not in matrices]
+    sampler = {f"time_sampler.{name}": parameter for name, parameter in model.time_sampler.named_parameters()}
+    rest = [parameter for name, parameter in model.named_parameters() if name not in matrices.keys() | sampler.keys()]
+    groups = [{"params": rest}]
+    if sampler:
+        # Logarithms of loss terms, of order one to ten, which Adam moves by its learning rate a step.
+        groups.append({"params": list(sampler.values()), "lr": arguments.time_sampler_learning_rate})
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Adam(rest, lr=arguments.learning_rate, betas=(0.9, arguments.adam_beta2), foreach=True)
+        torch.optim.Adam(groups, lr=arguments.learning_rate, betas=(0.9, arguments.adam_beta2), foreach=True)
     ]
     if matrices:
         optimizers.append(
@@ -43,6 +50,30 @@ def build_optimizers(model: TextDiffusionModel, arguments: TrainingArguments) ->
         for group in optimizer.param_groups:
             group["base_lr"] = group["lr"]
     return optimizers
+
+
+def check_combination(distributed_type: DistributedType, is_fsdp2: bool, mixed_precision: str, use_muon: bool) -> None:
+    """Refuse what would train something else than it seems to."""
+    if distributed_type == DistributedType.FSDP and not is_fsdp2:
+        raise ValueError(
+            "FSDP 1 flattens the parameters, of which an average is kept here. Launch with `--fsdp_version 2`."
+        )
+    if not use_muon:
+        return
+    if distributed_type == DistributedType.DEEPSPEED:
+        raise ValueError(
+            "`use_muon` needs two optimizers, of which Accelerate keeps only the last under DeepSpeed. Train with DDP, or with "
+            "`--no-use_muon`."
+        )
+    if distributed_type == DistributedType.FSDP:
+        raise ValueError(
+            "`use_muon` needs whole matrices, but FSDP shards them. Train with DDP, or with `--no-use_muon`."
+        )
+    if mixed_precision == "fp16":
+        raise ValueError(
+            "`mixed_precision` is 'fp16', under which Accelerate divides the gradients of the second optimizer by the loss scale twice, "
+            "and `use_muon` needs two optimizers. Train with 'bf16', or with `--no-use_muon`."
+        )
 
 
 def learning_rate_factor(step: int, warmup_steps: int, max_steps: int) -> float:
@@ -67,18 +98,23 @@ class ExponentialMovingAverage:
         torch._foreach_lerp_(self.average, [parameter.detach() for parameter in model.parameters()], 1 - decay)
 
     @torch.no_grad()
-    def swap(self, model: nn.Module) -> None:
-        """Exchange the averaged weights and the model's."""
-        for average, parameter in zip(self.average, model.parameters()):
-            held = parameter.detach().clone()
-            parameter.copy_(average)
-            average.copy_(held)
+    def copy_to(self, model: nn.Module) -> None:
+        """Give an unsharded model the averaged weights."""
+        for average, parameter in zip(self.average, model.parameters(), strict=True):
+            parameter.copy_(whole(average))
 
     def state_dict(self) -> dict:
-        return {"updates": self.updates, "average": self.average}
+        return {"updates": self.updates, "average": [whole(average) for average in self.average]}
 
     def load_state_dict(self, state: dict) -> None:
         self.updates = state["updates"]
         with torch.no_grad():
-            for mine, saved in zip(self.average, state["average"]):
+            for mine, saved in zip(self.average, state["average"], strict=True):
+                if isinstance(mine, DTensor):
+                    saved = distribute_tensor(saved.to(mine.device), mine.device_mesh, mine.placements)
                 mine.copy_(saved)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, gathered from all processes where FSDP shards it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from huggingface_hub import create_repo, upload_folder
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from tqdm.auto import tqdm
 
 from ..model_card import variant_name, write_model_card
-from .checkpoints import write_whole
+from .arguments import TrainingArguments
+from .checkpoints import replace_file, write_whole
 
 
 if TYPE_CHECKING:
@@ -19,12 +23,12 @@ if TYPE_CHECKING:
 def finish(trainer: Trainer) -> dict:
     """Evaluate the averaged weights, write pipeline, card, plots and summary.json, and print something to read."""
     arguments, accelerator, run = trainer.arguments, trainer.accelerator, trainer.run
-    trainer.ema.swap(trainer.model)
+    trainer.ema.copy_to(trainer.released)
     estimate = trainer.validation_bound(2 * arguments.evaluation_texts, 2 * arguments.evaluation_draws)
     texts = trainer.sample(arguments.final_samples, seed=arguments.seed, progress_bar=True)
     summary = {
-        "model": variant_name(trainer.model.config),
-        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "model": variant_name(trainer.released.config),
+        "parameters": sum(parameter.numel() for parameter in trainer.released.parameters()),
         "steps": trainer.progress.step,
         "likelihood": estimate.to_dict(),
         "samples": describe_samples(trainer, texts),
@@ -37,24 +41,43 @@ def finish(trainer: Trainer) -> dict:
     report = render(summary, texts)
     if accelerator.is_main_process:
         write_whole(run / "pipeline", lambda folder: _write_release(trainer, folder, summary, report, texts))
-        (run / "samples.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-        (run / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        replace_file(run / "samples.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
         if arguments.save_plots:
             from .plots import save_plots
 
             summary["plots"] = [str(path) for path in save_plots(trainer)]
             report += f"\nPlots: {run / 'plots'}"
+        replace_file(run / "summary.json", json.dumps(summary, indent=2) + "\n")
         tqdm.write("\n" + report, file=sys.stdout)
-        if arguments.push_to_hub:
-            from ..pipelines import NFDMTextPipeline
-
-            pipeline = NFDMTextPipeline.from_pretrained(run / "pipeline")
-            repository = arguments.hub_model_id or run.name
-            pipeline.push_to_hub(repository, private=arguments.hub_private, card=(run / "pipeline" / "README.md"))
-            tqdm.write(f"Pushed to {repository}.", file=sys.stdout)
+        if trainer.repository is not None:
+            upload(run / "pipeline", trainer.repository)
+            tqdm.write(f"Pushed to {trainer.repository}.", file=sys.stdout)
     accelerator.wait_for_everyone()
-    trainer.ema.swap(trainer.model)
     return summary
+
+
+def open_repository(arguments: TrainingArguments, run: Path) -> str | None:
+    """Create the repository to push to, so that a wrong name or token is found before the training; returns its full name."""
+    if not arguments.push_to_hub:
+        return None
+    name = arguments.hub_model_id or run.resolve().name
+    try:
+        return create_repo(name, private=arguments.hub_private or None, exist_ok=True).repo_id
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ValueError(
+            f"`push_to_hub` is set, but the repository {name!r} can be neither found nor created: {error}. Check `hub_model_id`, the "
+            "connection and the token (`hf auth login`)."
+        ) from error
+
+
+def upload(folder: Path, repository: str) -> None:
+    """Push the pipeline with its card."""
+    try:
+        upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload pipeline")
+    except (HfHubHTTPError, OSError) as error:
+        raise OSError(
+            f"The run is finished, but {folder} could not be pushed to {repository}: {error}. Push it with `hf upload {repository} {folder}`."
+        ) from error
 
 
 def describe_samples(trainer: Trainer, texts: list[str]) -> dict:
@@ -81,7 +104,9 @@ def render(summary: dict, texts: list[str]) -> str:
         f"{likelihood['nats_per_token']['value']:.3f} per token, {likelihood['bits_per_character']['value']:.3f} bits per character.",
     ]
     if "entropy" in summary:
-        lines.append(f"The truth beneath it: {summary['entropy']:.2f} nats per story; the bound is {story['value'] / summary['entropy']:.3f} times that.")
+        lines.append(
+            f"The truth beneath it: {summary['entropy']:.2f} nats per story; the bound is {story['value'] / summary['entropy']:.3f} times that."
+        )
     said = f"Samples: {samples['distinct']} of {samples['number']} distinct"
     if "copied_from_training" in samples:
         said += f", {samples['copied_from_training']} copied from the training texts"
@@ -91,7 +116,7 @@ def render(summary: dict, texts: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _write_release(trainer: Trainer, folder, summary: dict, report: str, texts: list[str]) -> None:
+def _write_release(trainer: Trainer, folder: Path, summary: dict, report: str, texts: list[str]) -> None:
     arguments = trainer.arguments
     pipeline = trainer.pipeline()
     pipeline.save_pretrained(folder)
@@ -107,9 +132,13 @@ def _write_release(trainer: Trainer, folder, summary: dict, report: str, texts: 
         pipeline,
         folder,
         title=f"{summary['model']} trained on {arguments.dataset}",
-        repo=arguments.hub_model_id,
+        repo=trainer.repository,
         data=data,
-        recipe={key: value for key, value in arguments.to_dict().items() if key not in ("output_dir", "resume", "hub_model_id")},
+        recipe={
+            key: value
+            for key, value in arguments.to_dict().items()
+            if key not in ("output_dir", "resume", "hub_model_id")
+        },
         results="```\n" + report.split("\n\n  ")[0] + "\n```\n\nProtocol of the bound:\n\n" + protocol,
         samples=texts[:5],
     )

@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
-import logging
+import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import DistributedType, broadcast_object_list, set_seed
+from accelerate.tracking import filter_trackers, get_available_trackers
+from accelerate.utils import broadcast_object_list, set_seed
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from .. import schedulers
 from ..data import load_text_dataset, prepare_dataset
 from ..likelihood import LikelihoodEstimate, estimate_likelihood
-from ..models import TextDiffusionModel
+from ..models import TextDiffusionModel, TextDiffusionOutput
 from ..pipelines import NFDMTextPipeline
 from ..tokenization import WordTokenizer
 from .arguments import CONFIGS, TrainingArguments
 from .batches import Partition, training_batches
-from .checkpoints import SETTINGS_FILE, open_run, remove_old, step_of, write_whole
-from .optimization import ExponentialMovingAverage, build_optimizers, learning_rate_factor
-from .summary import finish
+from .checkpoints import SETTINGS_FILE, clear_leftovers, open_run, remove_old, replace_file, write_whole
+from .optimization import ExponentialMovingAverage, build_optimizers, check_combination, learning_rate_factor, whole
+from .summary import finish, open_repository
 
 
-logger = logging.getLogger(__name__)
+# A signal that comes again within this time is the same request: launchers pass on what the terminal has sent already.
+REPEATED_SIGNAL_SECONDS = 3.0
+# Asking all processes whether one got a signal makes an accelerator wait, so it is not done at every step there.
+STEPS_BETWEEN_SIGNAL_CHECKS = 10
 
-MODELS = {config.model_type: model for config, model in ((m.config_class, m) for m in TextDiffusionModel.__subclasses__())}
+MODELS = {
+    config.model_type: model for config, model in ((m.config_class, m) for m in TextDiffusionModel.__subclasses__())
+}
 
 
 @dataclass
@@ -53,91 +64,123 @@ class Trainer:
     """One training run. Every random number of a step is drawn from `(seed, step)`, so resuming needs no random states."""
 
     def __init__(self, arguments: TrainingArguments, name: str = "run"):
-        self.arguments = arguments
-        self.accelerator = self._accelerator(name)
-        self.run, self.checkpoint = self._open_run(name)
-        self._prepare_data()
+        arguments.check_data()
+        self.accelerator = self._accelerator(arguments)
+        # What `accelerate launch` decided is part of the run's settings.
+        self.arguments = dataclasses.replace(arguments, mixed_precision=self.accelerator.mixed_precision)
+        self.run, self.checkpoint = self._main_first(lambda: open_run(self.arguments, name), share=True)
+        self._main_first(self._prepare_data)
         self._build_model()
+        self.repository = self._main_first(lambda: open_repository(self.arguments, self.run), share=True)
         self.progress = Progress()
         self.accelerator.register_for_checkpointing(self.ema, self.progress)
         if self.checkpoint is not None:
             self.accelerator.load_state(str(self.checkpoint))
             self._say(f"Resumed from {self.checkpoint}.")
         self._stop_signal: int | None = None
+        self._signal_time = 0.0
 
     # ---- Set-up -----------------------------------------------------------------------------------------------------
 
-    def _accelerator(self, name: str) -> Accelerator:
-        arguments = self.arguments
+    @staticmethod
+    def _accelerator(arguments: TrainingArguments) -> Accelerator:
+        if arguments.report_to not in ("none", "all", *map(str, get_available_trackers())):
+            raise ValueError(
+                f"`report_to` is {arguments.report_to!r}, which is not installed; `pip install {arguments.report_to}`."
+            )
         # With the rescaled objective, insisted on for NFDM, the volatility is in no gradient.
         unused = bool(arguments.model_config.get("allow_rescaled_objective"))
         accelerator = Accelerator(
             mixed_precision=arguments.mixed_precision,
-            log_with=None if arguments.report_to == "none" else arguments.report_to,
-            project_dir=arguments.output_dir or f"runs/{name}",
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=unused)],
         )
-        if accelerator.distributed_type == DistributedType.DEEPSPEED and arguments.use_muon:
-            raise ValueError(
-                "`use_muon` needs two optimizers, of which Accelerate keeps only the last under DeepSpeed. Train with DDP or FSDP, or "
-                "with `--no-use_muon`."
-            )
-        if accelerator.distributed_type == DistributedType.FSDP and arguments.use_muon:
-            raise ValueError(
-                "`use_muon` needs whole matrices, but FSDP shards them. Train with DDP, or with `--no-use_muon`."
-            )
+        check_combination(
+            accelerator.distributed_type, accelerator.is_fsdp2, accelerator.mixed_precision, arguments.use_muon
+        )
         return accelerator
 
-    def _open_run(self, name: str) -> tuple[Path, Path | None]:
-        # The main process decides for all, and all learn of its refusal.
-        decision: list = [None, None, None]
+    def _main_first(self, action: Callable[[], Any], share: bool = False) -> Any:
+        """Run `action` in the main process, then in the others (with `share` they get its result instead).
+
+        A refusal of the main process is raised there alone, and ends the others without a word.
+        """
+        outcome: list = [None, False]
+        error = None
         if self.accelerator.is_main_process:
             try:
-                decision[:2] = open_run(self.arguments, name)
-            except ValueError as error:
-                decision[2] = str(error)
-        broadcast_object_list(decision)
-        run, checkpoint, refusal = decision
-        if refusal is not None:
-            raise ValueError(refusal)
-        return run, checkpoint
+                outcome[0] = action()
+            except Exception as raised:
+                error, outcome[1] = raised, True
+        result = outcome[0]
+        outcome[0] = result if share else None
+        broadcast_object_list(outcome)
+        if error is not None:
+            raise error
+        if outcome[1]:
+            raise SystemExit(1)
+        if not self.accelerator.is_main_process:
+            result = outcome[0] if share else action()
+        return result
 
     def _prepare_data(self) -> None:
         arguments = self.arguments
-        source = arguments.dataset
-        if arguments.validation_file is not None:
-            source = {"train": arguments.dataset, "validation": arguments.validation_file}
-        with self.accelerator.main_process_first():
-            raw = load_text_dataset(
-                source,
-                config_name=arguments.dataset_config,
-                column=arguments.text_column,
-                streaming=arguments.streaming,
-                seed=arguments.seed,
-            )
-            if "validation" not in raw:
-                raise ValueError(f"The dataset {arguments.dataset!r} has the splits {list(raw)}; training needs a validation split too.")
-            self.tokenizer = self._load_tokenizer(raw["train"])
-            prepared, self.reports = prepare_dataset(raw, self.tokenizer, arguments.max_length)
-        self.texts = raw
-        self.train_data, self.validation_data = prepared["train"], prepared["validation"]
-        if arguments.streaming:
-            self.validation_data = list(self.validation_data.take(2 * arguments.evaluation_texts))
         self.partition = Partition(
             arguments.batch_size,
             self.accelerator.num_processes,
             self.accelerator.process_index,
             arguments.gradient_accumulation_steps,
         )
-        if not arguments.streaming and len(self.train_data) < arguments.batch_size:
-            raise ValueError(f"`batch_size` is {arguments.batch_size}, but there are only {len(self.train_data)} training texts.")
+        source = arguments.dataset
+        if arguments.validation_file is not None:
+            source = {"train": arguments.dataset, "validation": arguments.validation_file}
+        raw = load_text_dataset(
+            source,
+            config_name=arguments.dataset_config,
+            column=arguments.text_column,
+            streaming=arguments.streaming,
+            seed=arguments.seed,
+        )
+        if "validation" not in raw:
+            raise ValueError(
+                f"The dataset {arguments.dataset!r} has the splits {list(raw)}; training needs a validation split too."
+            )
+        raw = type(raw)({split: raw[split] for split in ("train", "validation")})
+        self.tokenizer = self._load_tokenizer(raw["train"])
+        prepared, self.reports = prepare_dataset(raw, self.tokenizer, arguments.max_length)
+        self.texts = raw
+        self.train_data, self.validation_data = prepared["train"], prepared["validation"]
+        if arguments.streaming:
+            self._read_streamed_validation()
+        elif len(self.train_data) < arguments.batch_size:
+            raise ValueError(
+                f"`batch_size` is {arguments.batch_size}, but there are only {len(self.train_data)} training texts."
+            )
+        else:
+            self.mean_tokens, self.unknown_share = (
+                self.reports["train"].mean_tokens,
+                self.reports["train"].unknown_share,
+            )
         for split, report in (self.reports or {}).items():
             self._say(f"{split}: {report}")
 
+    def _read_streamed_validation(self) -> None:
+        rows = list(self.validation_data.take(2 * self.arguments.evaluation_texts))
+        if not rows:
+            raise ValueError(f"The validation split of {self.arguments.dataset!r} has no texts.")
+        self.validation_data = {key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
+        # A stream is not counted beforehand: its validation texts stand for it.
+        num_tokens = self.validation_data["num_tokens"].double()
+        unknown = (self.validation_data["input_ids"] == self.tokenizer.unk_token_id).sum()
+        self.mean_tokens, self.unknown_share = num_tokens.mean().item(), (unknown / num_tokens.sum()).item()
+
     def _load_tokenizer(self, train_texts) -> PreTrainedTokenizerBase:
-        saved = self.run / "tokenizer"
         if self.checkpoint is not None:
-            return WordTokenizer.from_pretrained(saved) if self.arguments.tokenizer is None else AutoTokenizer.from_pretrained(saved)
+            saved = self.checkpoint.parent / "tokenizer"
+            return (
+                WordTokenizer.from_pretrained(saved)
+                if self.arguments.tokenizer is None
+                else AutoTokenizer.from_pretrained(saved)
+            )
         if self.arguments.tokenizer is not None:
             return AutoTokenizer.from_pretrained(self.arguments.tokenizer)
         texts = (row["text"] for row in train_texts.take(100_000)) if self.arguments.streaming else train_texts["text"]
@@ -157,6 +200,8 @@ class Trainer:
         model = MODELS[arguments.model_type](config)
         if config.prediction_type == "categorical" and not arguments.streaming:
             model.set_token_frequencies(self._token_counts(len(tokenizer)))
+        # The averaged weights are evaluated and released in a model of their own, whole even where training shards them.
+        self.released: TextDiffusionModel = copy.deepcopy(model).requires_grad_(False).eval().to(accelerator.device)
         if arguments.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         if arguments.compile_predictor:
@@ -184,17 +229,24 @@ class Trainer:
             self._write_run_files()
         accelerator.wait_for_everyone()
         if arguments.report_to != "none":
-            accelerator.init_trackers("nfdm", config={k: str(v) for k, v in arguments.to_dict().items()})
-        handlers = {number: signal.signal(number, self._note_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+            self._start_trackers()
+        # Python lets only the main thread handle signals.
+        numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+        handlers = {number: signal.signal(number, self._note_signal) for number in numbers}
         try:
             finished = self._loop()
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         summary = finish(self) if finished else None
-        if arguments.report_to != "none":
-            accelerator.end_training()
+        accelerator.end_training()
         return summary
+
+    def _start_trackers(self) -> None:
+        accelerator, arguments = self.accelerator, self.arguments
+        accelerator.project_configuration.set_directories(str(self.run))
+        accelerator.log_with = filter_trackers(arguments.report_to, str(self.run))
+        accelerator.init_trackers("logs", config={key: str(value) for key, value in arguments.to_dict().items()})
 
     def _loop(self) -> bool:
         arguments, progress, partition = self.arguments, self.progress, self.partition
@@ -209,31 +261,38 @@ class Trainer:
         if progress.step == 0:
             self._evaluate()
         bar = tqdm(
-            total=arguments.max_steps, initial=progress.step, unit="step", desc="training", disable=not self.accelerator.is_local_main_process
+            total=arguments.max_steps,
+            initial=progress.step,
+            unit="step",
+            desc="training",
+            disable=not self.accelerator.is_local_main_process,
         )
         with bar:
             while progress.step < last_step:
-                output, norm = self._step(batches)
+                outputs, norm = self._step(batches)
                 progress.step += 1
                 bar.update()
                 if progress.step % arguments.log_every == 0 or progress.step == arguments.max_steps:
-                    bar.set_postfix(self._log(output, norm))
+                    bar.set_postfix(self._log(outputs, norm))
                 if progress.step % arguments.evaluate_every == 0 or progress.step == arguments.max_steps:
                     self._evaluate()
                 stop = self._stop_requested()
-                due = progress.step % arguments.checkpoint_every == 0 or progress.step in (last_step, arguments.max_steps)
+                due = progress.step % arguments.checkpoint_every == 0 or progress.step in (
+                    last_step,
+                    arguments.max_steps,
+                )
                 if due or stop:
-                    self._check_finite(output)
+                    self._check_finite(outputs, norm)
                     self._save_checkpoint()
                 if stop:
-                    self._say(f"Stopped by signal {self._stop_signal or ''} at step {progress.step}; continue with `--resume latest`.")
-                    return False
+                    break
         if progress.step < arguments.max_steps:
-            self._say(f"Stopped at step {progress.step} of {arguments.max_steps}; continue with `--resume latest`.")
+            reason = "Stopped by a signal" if self._stop_signal else "Stopped"
+            self._say(f"{reason} at step {progress.step} of {arguments.max_steps}; continue with `--resume latest`.")
         return progress.step >= arguments.max_steps
 
-    def _step(self, batches):
-        """One optimizer step."""
+    def _step(self, batches) -> tuple[list[TextDiffusionOutput], torch.Tensor]:
+        """One optimizer step: the output for every part of the batch, and the norm of the gradient before clipping."""
         arguments, accelerator, partition = self.arguments, self.accelerator, self.partition
         step, model = self.progress.step, self.model
         factor = learning_rate_factor(step, arguments.warmup_steps, arguments.max_steps)
@@ -242,9 +301,14 @@ class Trainer:
                 group["lr"] = group["base_lr"] * factor
         # Every process draws for the whole batch and takes its rows: the step is the same however the batch is shared out.
         generator = torch.Generator(accelerator.device).manual_seed(_mix(arguments.seed, step))
-        draws = model.draw(partition.batch_size, generator)
-        context_weight = min(1.0, (step + 1) / arguments.context_warmup_steps) if arguments.context_warmup_steps else 1.0
+        draws = model.draw(partition.batch_size, generator, accelerator.device)
+        context_weight = (
+            min(1.0, (step + 1) / arguments.context_warmup_steps) if arguments.context_warmup_steps else 1.0
+        )
+        # Reading values makes an accelerator wait; there they are checked when logging and before saving.
+        check = accelerator.device.type == "cpu"
         self.wrapped.train()
+        outputs = []
         for part in range(partition.accumulation_steps):
             input_ids = next(batches).to(accelerator.device)
             # Dropout, the only other source of randomness.
@@ -252,90 +316,106 @@ class Trainer:
             last = part == partition.accumulation_steps - 1
             with accelerator.no_sync(self.wrapped) if not last else nullcontext():
                 with accelerator.autocast():
-                    output = self.wrapped(input_ids, draws=draws.slice(*partition.rows(part)), context_weight=context_weight)
+                    output = self.wrapped(
+                        input_ids, draws=draws.slice(*partition.rows(part)), context_weight=context_weight
+                    )
+                outputs.append(output)
+                if check:
+                    self._check_finite(outputs)
                 accelerator.backward(output.loss / partition.accumulation_steps)
-        if accelerator.device.type == "cpu":
-            # On an accelerator this would wait for the device at every step; there it is checked when logging and before saving.
-            self._check_finite(output)
+            output.loss = output.loss.detach()
         limit = arguments.max_grad_norm if step >= arguments.clip_after_steps else float("inf")
-        norm = accelerator.clip_grad_norm_(self.clipped_parameters, limit)
+        norm = whole(accelerator.clip_grad_norm_(self.clipped_parameters, limit))
+        if check:
+            self._check_finite(outputs, norm)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.ema.update(model)
-        return output, norm
+        return outputs, norm
 
-    def _check_finite(self, output) -> None:
-        if bool(torch.isfinite(output.loss)):
-            return
-        where = output.non_finite_terms() or "the loss is not finite"
-        raise FloatingPointError(
-            f"Training stopped at step {self.progress.step}: {where}. The checkpoints in {self.run} are intact; resume from the last with "
-            "a lower learning rate or earlier clipping."
-        )
+    def _check_finite(self, outputs: list[TextDiffusionOutput], norm: torch.Tensor | None = None) -> None:
+        where = None
+        for output in outputs:
+            if not torch.isfinite(output.loss):
+                where = output.non_finite_terms() or f"the loss is {output.loss.item()}"
+        # fp16 scales the loss, and skips the steps at which that was too much.
+        if where is None and norm is not None and not torch.isfinite(norm) and self.accelerator.scaler is None:
+            where = f"the norm of the gradient is {norm.item()}"
+        if where is not None:
+            raise FloatingPointError(
+                f"Training stopped at step {self.progress.step}: {where}. The checkpoints in {self.run} are intact; resume from the "
+                "last with a lower learning rate or earlier clipping."
+            )
 
     # ---- Reporting --------------------------------------------------------------------------------------------------
 
-    def _log(self, output, norm) -> dict[str, str]:
-        self._check_finite(output)
+    def _log(self, outputs: list[TextDiffusionOutput], norm: torch.Tensor) -> dict[str, str]:
+        """Record the terms of this step's batch; returns what the progress bar shows."""
+        self._check_finite(outputs, norm)
         now, step = time.perf_counter(), self.progress.step
         rate = (step - self._logged_step) / max(now - self._clock, 1e-9)
         self._clock, self._logged_step = now, step
-        tokens = self.mean_tokens
-        means = {name: value.detach().float().mean() for name, value in output.items() if name != "t"}
-        means = {name: self.accelerator.reduce(value, "mean").item() for name, value in means.items()}
-        values = {f"train/{name}": value for name, value in means.items()}
-        values |= {
-            "train/nats_per_token": means["bound"] / tokens,
-            "train/gradient_norm": float(norm) if norm is not None else float("nan"),
-            "train/learning_rate": self.optimizers[0].param_groups[0]["lr"],
-            "train/steps_per_second": rate,
-            "train/tokens_per_second": rate * self.arguments.batch_size * tokens,
+        names = [name for name in outputs[0] if name != "t"]
+        means = torch.stack(
+            [torch.stack([output[name].detach().float().mean() for output in outputs]).mean() for name in names]
+        )
+        means = dict(zip(names, self.accelerator.reduce(means, "mean").tolist()))
+        nats_per_token = means["bound"] / self.mean_tokens
+        tokens_per_second = rate * self.arguments.batch_size * self.mean_tokens
+        self._record(
+            {
+                **{f"train/{name}": value for name, value in means.items()},
+                "train/nats_per_token": nats_per_token,
+                "train/gradient_norm": norm.item(),
+                "train/learning_rate": self.optimizers[0].param_groups[0]["lr"],
+                "train/unknown_share": self.unknown_share,
+                "train/steps_per_second": rate,
+                "train/tokens_per_second": tokens_per_second,
+            }
+        )
+        return {
+            "loss": f"{means['loss']:.2f}",
+            "nats/token": f"{nats_per_token:.3f}",
+            "tokens/s": f"{tokens_per_second:,.0f}",
         }
-        if self.reports:
-            values["train/unknown_share"] = self.reports["train"].unknown_share
-        self._record(values)
-        return {"loss": f"{means['loss']:.2f}", "nats/token": f"{means['bound'] / tokens:.3f}", "tok/s": f"{values['train/tokens_per_second']:,.0f}"}
-
-    @property
-    def mean_tokens(self) -> float:
-        """Real tokens per text."""
-        return self.reports["train"].mean_tokens if self.reports else float(self.arguments.max_length)
 
     def _evaluate(self) -> None:
-        """The validation bound and a few samples, with the averaged weights."""
-        self.ema.swap(self.model)
-        try:
-            estimate = self.validation_bound(self.arguments.evaluation_texts)
-            samples = self.sample(self.arguments.num_samples, seed=self.progress.step) if self.arguments.num_samples else []
-            bound = estimate.nats_per_story.value
-            is_best = bound < self.progress.best_bound
-            if is_best:
-                self.progress.best_bound = bound
-                if self.progress.step > 0:
-                    self._write_pipeline("best")
-        finally:
-            self.ema.swap(self.model)
-        values = {f"validation/{name}": quantity.value for name, quantity in estimate.terms.items()}
-        values |= {
-            "validation/bound": bound,
-            "validation/bound_error": estimate.nats_per_story.monte_carlo_error,
-            "validation/nats_per_token": estimate.nats_per_token.value,
-            "validation/bits_per_character": estimate.bits_per_character.value,
-        }
-        self._record(values)
+        """The validation bound and a few samples, with the averaged weights.
+
+        Every process does all of it: the figures do not depend on their number, and none waits for longer than the others.
+        """
+        arguments, step = self.arguments, self.progress.step
+        started = time.perf_counter()
+        self.ema.copy_to(self.released)
+        estimate = self.validation_bound(arguments.evaluation_texts)
+        samples = self.sample(arguments.num_samples, seed=step) if arguments.num_samples else []
+        bound = estimate.nats_per_story.value
+        if bound < self.progress.best_bound:
+            self.progress.best_bound = bound
+            if step > 0:
+                self._write_pipeline("best")
+        self._record(
+            {
+                **{f"validation/{name}": quantity.value for name, quantity in estimate.terms.items()},
+                "validation/bound": bound,
+                "validation/bound_error": estimate.nats_per_story.monte_carlo_error,
+                "validation/nats_per_token": estimate.nats_per_token.value,
+                "validation/bits_per_character": estimate.bits_per_character.value,
+            }
+        )
         self._say(
-            f"step {self.progress.step}: validation bound {bound:.2f} ± {estimate.nats_per_story.monte_carlo_error:.2f} nats per text, "
+            f"step {step}: validation bound {bound:.2f} ± {estimate.nats_per_story.monte_carlo_error:.2f} nats per text, "
             f"{estimate.nats_per_token.value:.3f} per token" + "".join(f"\n    {text}" for text in samples)
         )
+        # The steps did not get slower meanwhile.
+        self._clock += time.perf_counter() - started
 
     def validation_bound(self, num_texts: int, draws: int | None = None) -> LikelihoodEstimate:
-        """The bound of the present weights on the first validation texts."""
-        rows = self.validation_data[:num_texts]
-        if isinstance(rows, list):
-            rows = {key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
+        """The bound of the released model on the first validation texts."""
+        rows = self._validation_rows(num_texts)
         return estimate_likelihood(
-            self.model,
+            self.released,
             rows["input_ids"].long(),
             rows["num_tokens"],
             rows["num_chars"],
@@ -344,14 +424,25 @@ class Trainer:
             seed=self.arguments.seed,
         )
 
+    def validation_ids(self, num_texts: int) -> torch.Tensor:
+        """Token ids of the first validation texts."""
+        return self._validation_rows(num_texts)["input_ids"].long()
+
+    def _validation_rows(self, num_texts: int) -> dict[str, torch.Tensor]:
+        if isinstance(self.validation_data, dict):
+            return {key: values[:num_texts] for key, values in self.validation_data.items()}
+        return self.validation_data[:num_texts]
+
     def pipeline(self) -> NFDMTextPipeline:
-        """A pipeline around the present weights."""
+        """A pipeline around the released model."""
         scheduler = getattr(schedulers, self.arguments.scheduler)(**self.arguments.scheduler_config)
-        return NFDMTextPipeline(self.model, self.tokenizer, scheduler)
+        return NFDMTextPipeline(self.released, self.tokenizer, scheduler)
 
     def sample(self, num_samples: int, seed: int, progress_bar: bool = False) -> list[str]:
         pipeline = self.pipeline()
-        pipeline.set_progress_bar_config(disable=not (progress_bar and self.accelerator.is_local_main_process), desc="sampling")
+        pipeline.set_progress_bar_config(
+            disable=not (progress_bar and self.accelerator.is_local_main_process), desc="sampling"
+        )
         return pipeline(
             num_samples,
             self.arguments.sampling_steps,
@@ -374,16 +465,16 @@ class Trainer:
 
     def _write_run_files(self) -> None:
         self.run.mkdir(parents=True, exist_ok=True)
-        (self.run / SETTINGS_FILE).write_text(json.dumps(self.arguments.to_dict(), indent=2) + "\n", encoding="utf-8")
-        if self.checkpoint is None:
+        clear_leftovers(self.run)
+        replace_file(self.run / SETTINGS_FILE, json.dumps(self.arguments.to_dict(), indent=2) + "\n")
+        if self.checkpoint is None or self.checkpoint.parent.resolve() != self.run.resolve():
             self.tokenizer.save_pretrained(self.run / "tokenizer")
         metrics = self.run / "metrics.jsonl"
         if metrics.is_file():
             # What was logged after the checkpoint is logged again.
-            lines = metrics.read_text(encoding="utf-8").splitlines()
-            resumed = self.checkpoint is not None
-            kept = [line for line in lines if resumed and _is_entry(line) and json.loads(line)["step"] <= self.progress.step]
-            metrics.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            lines = metrics.read_text(encoding="utf-8").splitlines() if self.checkpoint is not None else []
+            kept = [line for line in lines if _is_entry(line) and json.loads(line)["step"] <= self.progress.step]
+            replace_file(metrics, "".join(line + "\n" for line in kept))
 
     def _save_checkpoint(self) -> None:
         def write(folder: Path) -> None:
@@ -404,17 +495,25 @@ class Trainer:
     # ---- Signals ----------------------------------------------------------------------------------------------------
 
     def _note_signal(self, number: int, frame) -> None:
-        if self._stop_signal is not None:
-            raise KeyboardInterrupt
-        self._stop_signal = number
+        now = time.monotonic()
+        if self._stop_signal is None:
+            self._stop_signal, self._signal_time = number, now
+        elif now - self._signal_time > REPEATED_SIGNAL_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     def _stop_requested(self) -> bool:
         """Whether any process got a signal: all stop at the same step."""
         mine = self._stop_signal is not None
         if self.accelerator.num_processes == 1:
             return mine
+        if self.accelerator.device.type != "cpu" and self.progress.step % STEPS_BETWEEN_SIGNAL_CHECKS:
+            return False
         flag = torch.tensor(float(mine), device=self.accelerator.device)
-        return self.accelerator.reduce(flag, "sum").item() > 0
+        stop = self.accelerator.reduce(flag, "sum").item() > 0
+        if stop and not mine:
+            self._stop_signal, self._signal_time = signal.SIGTERM, time.monotonic()
+        return stop
 
 
 def train(arguments: TrainingArguments, name: str = "run") -> dict | None:

@@ -1,0 +1,125 @@
+"""Write texts with a trained pipeline, from a folder or from a repository of the Hub.
+
+    python examples/generate.py path/or/repo --num_samples 4 --steps 64
+    python examples/generate.py path/or/repo --scheduler reverse-ode --method heun --trajectory picture.png
+
+The texts are printed, one a line. With the same seed, text i is the same however many are asked for and in whatever batches.
+"""
+
+import argparse
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from diffusers_text_nfdm import MarkovChainScheduler, NFDMTextPipeline, ReverseODEScheduler, ReverseSDEScheduler
+
+
+SCHEDULERS = {
+    "markov-chain": (MarkovChainScheduler, "noise_fraction"),
+    "reverse-sde": (ReverseSDEScheduler, "volatility_scale"),
+    "reverse-ode": (ReverseODEScheduler, "method"),
+}
+PICTURES = (".png", ".pdf", ".svg")
+
+
+def fraction(text: str) -> float | str:
+    return text if text == "snr" else float(text)
+
+
+def device(name: str) -> str:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(f"{name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return name
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", help="folder or repository of a pipeline")
+    parser.add_argument("--num_samples", type=int, default=4, help="number of texts (default: 4)")
+    parser.add_argument("--steps", type=int, default=64, help="steps of the scheduler (default: 64)")
+    parser.add_argument("--scheduler", choices=SCHEDULERS, help="default: the checkpoint's own")
+    parser.add_argument("--noise_fraction", type=fraction, help="of markov-chain: 0 to 1, or snr")
+    parser.add_argument("--volatility_scale", type=float, help="of reverse-sde: factor on g")
+    parser.add_argument("--method", choices=("euler", "heun", "adaptive"), help="of reverse-ode")
+    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--batch_size", type=int, default=64, help="texts made at a time (default: 64)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most probable words (default: 0)")
+    parser.add_argument("--top_k", type=int, help="sample among the k most probable words")
+    parser.add_argument("--top_p", type=float, help="sample among the fewest words with this probability")
+    parser.add_argument("--output", type=Path, help="JSON Lines file to write: text, seed, index")
+    parser.add_argument("--trajectory", type=Path, help="picture of how the first text came about (.png, .pdf, .svg)")
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", type=device, default=best, help=f"(default: {best})")
+    return parser
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """What argparse cannot say by itself, before any work is done."""
+    for name, (_, option) in SCHEDULERS.items():
+        if getattr(args, option) is not None and args.scheduler != name:
+            parser.error(f"--{option} needs --scheduler {name}")
+    for path in (args.output, args.trajectory):
+        if path is not None and not path.absolute().parent.is_dir():
+            parser.error(f"there is no folder {path.parent} to write {path.name} into")
+    if args.trajectory is not None and find_spec("matplotlib") is None:
+        parser.error("--trajectory needs matplotlib: pip install diffusers_text_nfdm[demo]")
+    if args.trajectory is not None and args.trajectory.suffix.lower() not in PICTURES:
+        parser.error(f"--trajectory {args.trajectory} must end in one of {', '.join(PICTURES)}")
+
+
+def load(args: argparse.Namespace) -> NFDMTextPipeline:
+    pipe = NFDMTextPipeline.from_pretrained(args.checkpoint)
+    if args.scheduler is not None:
+        scheduler, option = SCHEDULERS[args.scheduler]
+        value = getattr(args, option)
+        pipe.scheduler = scheduler.from_config(pipe.scheduler.config, **({} if value is None else {option: value}))
+    return pipe.to(args.device)
+
+
+def write_whole(path: Path, content: str) -> None:
+    """The file appears with all of its lines or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(content, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    check(parser, args)
+    # Denormal numbers slow these networks down on a CPU.
+    torch.set_flush_denormal(True)
+    try:
+        pipe = load(args)
+        output = pipe(
+            num_samples=args.num_samples,
+            num_inference_steps=args.steps,
+            batch_size=args.batch_size,
+            generator=torch.Generator().manual_seed(args.seed),
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            return_trajectory=args.trajectory is not None,
+        )
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    print("\n".join(output.texts))
+    if args.output is not None:
+        lines = ({"text": text, "seed": args.seed, "index": index} for index, text in enumerate(output.texts))
+        write_whole(args.output, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    if args.trajectory is not None:
+        from diffusers_text_nfdm.plotting import plot_trajectory
+
+        plot_trajectory(output, pipe.tokenizer).savefig(args.trajectory, dpi=160)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Pictures of a run. Each function draws one figure from data or a model and can be used on its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ..models import TextDiffusionModel
+from ..time_samplers import BucketTimeSampler
+
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+TERMS = ("diffusion", "reconstruction", "prior", "context")
+COLORS = {"diffusion": "#4477aa", "reconstruction": "#228833", "prior": "#ccbb44", "context": "#aa3377"}
+STYLE = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "font.size": 10,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+}
+NUM_TEXTS = 32
+
+
+def save_plots(trainer: Trainer) -> list[Path]:
+    """Draw all figures of a finished run into its folder `plots`. The models are those of the averaged weights."""
+    folder = trainer.run / "plots"
+    folder.mkdir(exist_ok=True)
+    model, input_ids = trainer.released, trainer.validation_ids(NUM_TEXTS)
+    entropy = None
+    if trainer.arguments.dataset == "stories":
+        from ..stories import StoryGrammar
+
+        entropy = StoryGrammar().entropy()
+    figures = {
+        "loss": plot_loss(read_metrics(trainer.run), entropy),
+        "schedule": plot_schedule(model, input_ids),
+        "volatility": plot_volatility(model, input_ids),
+        "similarity": plot_similarity(model, input_ids),
+    }
+    if isinstance(model.time_sampler, BucketTimeSampler):
+        figures["times"] = plot_time_density(model.time_sampler)
+    paths = []
+    for name, figure in figures.items():
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1], dpi=150)
+    return paths
+
+
+def read_metrics(run: str | Path) -> list[dict[str, float]]:
+    """The entries of a run's metrics.jsonl, in order."""
+    lines = (Path(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None) -> Figure:
+    """The bound over the steps, and its terms, in nats per text: of the training batches (pale) and of the validation texts.
+
+    Args:
+        metrics: entries of metrics.jsonl.
+        entropy: the entropy of the texts where it is known, below which no bound can stay. Drawn as a line.
+    """
+    metrics = list(metrics)
+
+    def draw(axes, key: str, **style) -> None:
+        points = [(entry["step"], entry[key]) for entry in metrics if entry.get(key) is not None]
+        if points:
+            axes.plot(*zip(*points), **style)
+
+    figure, (whole, terms) = _figure(1, 2, (11, 4.2))
+    draw(whole, "train/bound", color="#bbbbbb", linewidth=0.8, label="training batch")
+    draw(whole, "validation/bound", color="#222222", marker="o", markersize=3, label="validation, averaged weights")
+    if entropy is not None:
+        whole.axhline(entropy, color="#cc3311", linestyle="--", linewidth=1.2, label=f"entropy, {entropy:.2f} nats")
+    whole.set(xlabel="step", ylabel="nats per text", title="Bound on −log p(x)", yscale="log")
+    whole.legend()
+    for name in TERMS:
+        if any(entry.get(f"validation/{name}") for entry in metrics):
+            draw(terms, f"train/{name}", color=COLORS[name], linewidth=0.6, alpha=0.35)
+            draw(terms, f"validation/{name}", color=COLORS[name], marker="o", markersize=3, label=name)
+    terms.set(xlabel="step", ylabel="nats per text", title="Its terms")
+    # Terms may be zero, but those that matter span orders of magnitude.
+    terms.set_yscale("symlog", linthresh=1)
+    terms.set_ylim(bottom=0)
+    terms.legend()
+    for axes in (whole, terms):
+        _plain_numbers(axes)
+    return figure
+
+
+@torch.no_grad()
+def plot_schedule(model: TextDiffusionModel, input_ids: Tensor, num_times: int = 101) -> Figure:
+    """How the forward process destroys texts.
+
+    For MuLAN and Diffusion-LM: `γ_j(t) = -log SNR` of every token position, averaged over the texts' contexts. For NFDM, which has no
+    signal-to-noise ratio: norm of the mean relative to that of the embeddings, and the standard deviation, each averaged over
+    the elements of all texts with its 10-90% range, beside the process without the network (`m = s = 0`).
+    """
+    process, embeddings, context = _inputs(model, input_ids)
+    times = _times(embeddings, num_times)
+    if hasattr(process, "gamma"):
+        batches = [t.expand(len(embeddings)) for t in times]
+        gamma = torch.stack([process.gamma(t, context)[0].squeeze(-1).mean(0) for t in batches]).cpu()
+        return _plot_gamma(times.cpu(), gamma)
+    figure, panels = _figure(1, 2, (10, 4))
+    means, stds, base = [], [], []
+    scale = embeddings.norm(dim=-1)
+    for t in times:
+        t = t.expand(len(embeddings))
+        marginal = process.marginal(embeddings, t, context)
+        means.append((marginal.mean.norm(dim=-1) / scale).flatten().cpu())
+        stds.append(marginal.std.flatten().cpu())
+        base.append([factor.mean().item() for factor in process.linear_base(t, context)])
+    titles = ("Mean: |mean(E, t)| / |E|", "Standard deviation")
+    for axes, values, reference, title in zip(panels, (means, stds), zip(*base), titles):
+        values = torch.stack(values)
+        # Of many elements a sample tells the range.
+        low, high = values[:, :: max(1, values.shape[1] // 10_000)].quantile(torch.tensor([0.1, 0.9]), dim=1)
+        axes.fill_between(times.cpu(), low, high, color="#4477aa", alpha=0.2, linewidth=0, label="10–90%")
+        axes.plot(times.cpu(), values.mean(1), color="#4477aa", label="learned, mean")
+        axes.plot(times.cpu(), reference, color="#222222", linestyle="--", linewidth=1.2, label="without the network")
+        axes.set(xlabel="t", title=title)
+        axes.legend()
+    return figure
+
+
+def _plot_gamma(times: Tensor, gamma: Tensor) -> Figure:
+    figure, axes = _figure(1, 1, (7, 4.4))
+    positions = gamma.shape[1]
+    colormap = matplotlib.colormaps["viridis"]
+    for position in range(positions):
+        color = colormap(position / max(positions - 1, 1)) if positions > 1 else "#4477aa"
+        axes.plot(times, gamma[:, position], color=color, linewidth=0.9 if positions > 1 else 1.8, alpha=0.8)
+    if positions > 1:
+        scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, positions - 1), colormap)
+        figure.colorbar(scale, ax=axes, label="token position j")
+    title = "γ_j(t) of every token position" if positions > 1 else "γ(t), the same for every token"
+    axes.set(xlabel="t", ylabel="γ = −log SNR", title=title)
+    return figure
+
+
+@torch.no_grad()
+def plot_volatility(model: TextDiffusionModel, input_ids: Tensor, num_times: int = 201) -> Figure:
+    """`g(t)` of the reverse SDE on a log scale: its mean over positions and texts and, where it varies, its 10-90% range."""
+    process, embeddings, context = _inputs(model, input_ids)
+    times = _times(embeddings, num_times)[1:-1]
+    volatility = torch.stack(
+        [process.squared_volatility(t.expand(len(embeddings)), context).sqrt().flatten().cpu() for t in times]
+    )
+    figure, axes = _figure(1, 1, (6.5, 4))
+    low, high = volatility.quantile(torch.tensor([0.1, 0.9], dtype=volatility.dtype), dim=1)
+    if (high - low).max() > 1e-3 * high.max():
+        axes.fill_between(times.cpu(), low, high, color="#aa3377", alpha=0.2, linewidth=0, label="10–90%")
+    axes.plot(times.cpu(), volatility.mean(1), color="#aa3377", label="g(t)")
+    axes.set(xlabel="t", ylabel="g(t)", title="Volatility", yscale="log")
+    axes.legend()
+    return figure
+
+
+@torch.no_grad()
+def plot_time_density(sampler: BucketTimeSampler) -> Figure:
+    """The learned density p(t) of the times at which training estimates the bound, beside the uniform one."""
+    probabilities = sampler.probabilities().cpu()
+    edges = torch.linspace(0, 1, len(probabilities) + 1)
+    figure, axes = _figure(1, 1, (6.5, 4))
+    axes.stairs(probabilities * len(probabilities), edges, fill=True, color="#228833", alpha=0.4, label="learned")
+    axes.axhline(1, color="#222222", linestyle="--", linewidth=1.2, label="uniform")
+    axes.set(xlabel="t", ylabel="p(t)", title=f"Density of the times, {len(probabilities)} buckets", xlim=(0, 1))
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    return figure
+
+
+@torch.no_grad()
+def successive_similarity(model: TextDiffusionModel, input_ids: Tensor, num_steps: int = 50) -> tuple[Tensor, Tensor]:
+    """Cosine similarity of `mean(E, t_i)` and `mean(E, t_{i+1})` on a uniform grid from 0 to 1.
+
+    Returns the midpoints `(num_steps - 1,)` of the intervals and the similarity in each, averaged over texts and token positions (of each
+    token the vectors of dimension `embedding_dim` are compared). The interval that ends at t = 1 is left out: there NFDM's mean is 0,
+    which has no direction.
+    """
+    process, embeddings, context = _inputs(model, input_ids)
+    times = _times(embeddings, num_steps + 1)[:-1]
+    means = [process.marginal(embeddings, t.expand(len(embeddings)), context).mean for t in times]
+    pairs = zip(means[:-1], means[1:])
+    similarity = torch.stack([torch.cosine_similarity(a, b, dim=-1).mean() for a, b in pairs])
+    return ((times[:-1] + times[1:]) / 2).cpu(), similarity.cpu()
+
+
+def plot_similarity(model: TextDiffusionModel, input_ids: Tensor, num_steps: int = 50) -> Figure:
+    """The paper's figure of successive transformations: the cosine similarity of `mean(E, t_i)` and `mean(E, t_{i+1})` over t.
+
+    Drawn is `successive_similarity` on a grid of `num_steps` intervals, beside a linear process `α(t) E`, which scales the data and never
+    turns it: exactly 1. Below 1 the forward process moves embeddings in other directions than towards 0.
+    """
+    times, similarity = successive_similarity(model, input_ids, num_steps)
+    figure, axes = _figure(1, 1, (6.5, 4))
+    axes.axhline(1, color="#222222", linestyle="--", linewidth=1.2, label="linear process, α(t) E")
+    axes.plot(times, similarity, color="#4477aa", marker="o", markersize=3, label=type(model).__name__)
+    # A process that is linear up to rounding is shown as such.
+    axes.set_ylim(top=1 + 0.05 * max(1 - similarity.min().item(), 1e-3), bottom=min(similarity.min().item(), 0.999) - 1e-4)
+    axes.set(xlabel="t", ylabel="cosine similarity", xlim=(0, 1))
+    axes.set_title(f"Successive transformations, Δt = 1/{num_steps}")
+    axes.ticklabel_format(axis="y", useOffset=False)
+    axes.legend()
+    return figure
+
+
+def _inputs(model: TextDiffusionModel, input_ids: Tensor) -> tuple[torch.nn.Module, Tensor, Tensor | None]:
+    """The forward process, embeddings of the texts, and their context, at the mean of `q(c | x)`."""
+    embeddings = model.embed(input_ids.to(model.device))
+    noise = None if model.context_dim is None else embeddings.new_zeros(len(embeddings), model.context_dim)
+    context, _ = model.encode_context(embeddings, noise)
+    return model.forward_process, embeddings, context
+
+
+def _times(embeddings: Tensor, number: int) -> Tensor:
+    return torch.linspace(0, 1, number, dtype=embeddings.dtype, device=embeddings.device)
+
+
+def _figure(rows: int, columns: int, size: Sequence[float]):
+    """A figure outside pyplot, which would keep it open and may want a display."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        return figure, figure.subplots(rows, columns)
+
+
+def _plain_numbers(axes) -> None:
+    axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())

@@ -1,0 +1,122 @@
+"""The example script: launched as a user does, and its refusals."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import make_pipeline, seeded
+
+from diffusers_text_nfdm import ReverseODEScheduler
+
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "generate.py"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipeline")
+    make_pipeline("diffusion-lm").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def script():
+    specification = importlib.util.spec_from_file_location("generate", SCRIPT)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    yield module
+    torch.set_flush_denormal(False)
+
+
+def test_launched_it_prints_and_writes_the_texts_and_the_picture(checkpoint, tmp_path):
+    texts, picture = tmp_path / "texts.jsonl", tmp_path / "picture.png"
+    command = [sys.executable, SCRIPT, checkpoint, "--num_samples", 5, "--steps", 6, "--seed", 3, "--batch_size", 2]
+    command += ["--scheduler", "reverse-ode", "--method", "heun", "--output", texts, "--trajectory", picture]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+    pipe = make_pipeline("diffusion-lm", ReverseODEScheduler("heun"))
+    expected = pipe(num_samples=5, num_inference_steps=6, generator=seeded(3)).texts
+    assert len(set(expected)) > 1 and done.stdout == "\n".join(expected) + "\n"
+    lines = [json.loads(line) for line in texts.read_text(encoding="utf-8").splitlines()]
+    assert lines == [{"text": text, "seed": 3, "index": index} for index, text in enumerate(expected)]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["picture.png", "texts.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "options, scheduler, option, value",
+    [
+        ([], "MarkovChainScheduler", "noise_fraction", 1.0),
+        (["--scheduler", "markov-chain", "--noise_fraction", "snr"], "MarkovChainScheduler", "noise_fraction", "snr"),
+        (["--scheduler", "markov-chain", "--noise_fraction", "0"], "MarkovChainScheduler", "noise_fraction", 0.0),
+        (["--scheduler", "reverse-sde"], "ReverseSDEScheduler", "volatility_scale", 1.0),
+        (["--scheduler", "reverse-sde", "--volatility_scale", "0"], "ReverseSDEScheduler", "volatility_scale", 0.0),
+        (["--scheduler", "reverse-ode", "--method", "adaptive"], "ReverseODEScheduler", "method", "adaptive"),
+    ],
+)
+def test_the_scheduler_and_its_option_are_those_asked_for(script, checkpoint, options, scheduler, option, value):
+    pipe = script.load(script.build_parser().parse_args([str(checkpoint), *options]))
+    assert type(pipe.scheduler).__name__ == scheduler and pipe.scheduler.config[option] == value
+
+
+def test_sampling_options_reach_the_pipeline(script, checkpoint, capsys):
+    arguments = [str(checkpoint), "--steps", "3", "--num_samples", "6"]
+    script.main(arguments)
+    plain = capsys.readouterr().out
+    script.main([*arguments, "--temperature", "50"])
+    hot = capsys.readouterr().out
+    script.main([*arguments, "--temperature", "50", "--top_k", "1"])
+    assert capsys.readouterr().out == plain != hot
+    script.main([*arguments, "--temperature", "50", "--top_p", "1e-6"])
+    assert capsys.readouterr().out == plain
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(script, tmp_path, monkeypatch):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("old")
+    monkeypatch.setattr(script.os, "replace", lambda *args: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        script.write_whole(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--scheduler", "ddim"], "argument --scheduler: invalid choice: 'ddim'"),
+        (["--scheduler", "reverse-ode", "--method", "rk4"], "argument --method: invalid choice: 'rk4'"),
+        (["--noise_fraction", "half"], "argument --noise_fraction: invalid fraction value: 'half'"),
+        (["--noise_fraction", "0.5"], "--noise_fraction needs --scheduler markov-chain"),
+        (
+            ["--scheduler", "reverse-ode", "--volatility_scale", "1"],
+            "--volatility_scale needs --scheduler reverse-sde",
+        ),
+        (["--method", "heun"], "--method needs --scheduler reverse-ode"),
+        (["--scheduler", "markov-chain", "--noise_fraction", "2"], "`noise_fraction` is 2.0"),
+        (["--num_samples", "0"], "`num_samples` is 0"),
+        (["--num_samples", "many"], "argument --num_samples: invalid int value: 'many'"),
+        (["--steps", "-1"], "`num_inference_steps` is -1"),
+        (["--top_k", "3"], "`top_k` and `top_p` need a `temperature` above 0"),
+        (["--output", "no/such/folder/texts.jsonl"], "there is no folder no/such/folder"),
+        (["--trajectory", "picture.docx"], "must end in one of .png, .pdf, .svg"),
+        (["--device", "abacus"], "argument --device: 'abacus' cannot be used"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(script, checkpoint, capsys, options, message):
+    with pytest.raises(SystemExit) as ended:
+        script.main([str(checkpoint), *options])
+    errors = capsys.readouterr().err
+    assert ended.value.code == 2 and message in errors.splitlines()[-1]
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused_in_one_line(script, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        script.main([str(tmp_path)])
+    assert ended.value.code == 2 and "is no pipeline checkpoint" in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,75 @@
+"""The model card that travels with a checkpoint."""
+
+import pytest
+from hub_server import card_metadata
+from huggingface_hub import ModelCard
+from tiny import MODELS, make_config, make_pipeline
+
+from diffusers_text_nfdm import ReverseODEScheduler
+from diffusers_text_nfdm.model_card import UNKNOWN, variant_name, write_model_card
+
+
+NAMES = {
+    "nfdm": "NFDM",
+    "nfdm-additive": "NFDM-Additive",
+    "mulan": "MuLAN",
+    "mulan-rescaled": "MuLAN-Rescaled",
+    "diffusion-lm": "Diffusion-LM",
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_its_name_in_the_paper(name):
+    assert variant_name(make_config(name)) == NAMES[name]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_card_describes_the_checkpoint_in_words_that_the_hub_reads(name, tmp_path):
+    pipe = make_pipeline(name, ReverseODEScheduler("heun"))
+    path = write_model_card(pipe, tmp_path, repo="user/tiny")
+    text = path.read_text(encoding="utf-8")
+    assert path == tmp_path / "README.md" and "$" not in text
+    metadata = ModelCard(text).data
+    assert (metadata.library_name, metadata.pipeline_tag, metadata.license) == (
+        "diffusers_text_nfdm",
+        "text-generation",
+        "apache-2.0",
+    )
+    assert set(metadata.tags) == {"text-diffusion", "diffusers", pipe.model.config.model_type}
+    assert card_metadata(text)[1] == []
+    assert f"# {NAMES[name]} for text" in text and "`ReverseODEScheduler`" in text
+    parameters = sum(parameter.numel() for parameter in pipe.model.parameters())
+    assert f"{parameters:,} parameters; vocabulary of 11 tokens, 5 positions, latents of dimension 4" in text
+    assert 'NFDMTextPipeline.from_pretrained("user/tiny")' in text
+    assert text.count(UNKNOWN) == 4
+
+
+def test_the_code_in_the_card_runs(tmp_path, capsys):
+    make_pipeline("mulan").save_pretrained(tmp_path / "tiny", repo_id=str(tmp_path / "tiny"))
+    blocks = (tmp_path / "tiny" / "README.md").read_text().split("```python\n")[1:]
+    assert len(blocks) == 2
+    exec("\n".join(block.split("```")[0] for block in blocks), names := {})
+    assert capsys.readouterr().out.startswith("[") and type(names["pipe"].scheduler).__name__ == "ReverseSDEScheduler"
+
+
+def test_what_was_recorded_is_told(tmp_path):
+    card = write_model_card(
+        make_pipeline(),
+        tmp_path,
+        title="Tiny $stories",
+        data="Made up for $1.",
+        recipe={"learning_rate": 1e-4, "steps": 10},
+        results="| nats per token |\n|---|\n| 1.5 |",
+        samples=["Tom saw a <UNK>.", "Two\nlines."],
+    ).read_text()
+    assert "# Tiny $stories\n" in card and "Made up for $1." in card
+    assert "- `learning_rate`: 0.0001\n- `steps`: 10\n" in card and "| 1.5 |" in card
+    # An unescaped <UNK> would be an HTML tag, which a reader does not see.
+    assert "> Tom saw a &lt;UNK>.\n\n> Two\n> lines.\n" in card and UNKNOWN not in card
+
+
+def test_a_card_is_replaced_only_by_one_that_records_more(tmp_path):
+    pipe = make_pipeline()
+    (tmp_path / "README.md").write_text("mine")
+    assert write_model_card(pipe, tmp_path, repo="user/tiny").read_text() == "mine"
+    assert "new results" in write_model_card(pipe, tmp_path, results="new results").read_text()
