@@ -3,7 +3,8 @@
     python examples/generate.py path/or/repo --num_samples 4 --steps 64
     python examples/generate.py path/or/repo --scheduler reverse-ode --method heun --trajectory picture.png
 
-The texts are printed, one a line. With the same seed, text i is the same however many are asked for and in whatever batches.
+The texts are printed, one a line. With the same seed, text i is the same however many are asked for and in whatever
+batches.
 """
 
 import argparse

@@ -36,10 +36,12 @@ def importance_weighted_bound(
     for name, value in (("num_draws", num_draws), ("num_steps", num_steps), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"`{name}` is {value}; it must be at least 1.")
+    input_ids = torch.as_tensor(input_ids).long()
+    model._check_inputs(input_ids.cpu(), None)
     generator = torch.Generator(model.device).manual_seed(seed)
     bounds = []
     with evaluation_mode(model):
-        for batch in torch.as_tensor(input_ids).long().split(batch_size):
+        for batch in input_ids.split(batch_size):
             batch = batch.to(model.device)
             log_weights = [_log_weight(model, batch, num_steps, generator) for _ in range(num_draws)]
             bounds.append(math.log(num_draws) - torch.logsumexp(torch.stack(log_weights), dim=0))

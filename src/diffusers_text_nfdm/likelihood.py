@@ -66,12 +66,12 @@ class LikelihoodEstimate:
     def __str__(self) -> str:
         rows = [(unit.replace("_", " "), getattr(self, unit)) for unit in UNITS]
         rows += [(f"  {name} (nats per story)", quantity) for name, quantity in self.terms.items()]
-        lines = [f"{'':30s}{'value':>12s}{'MC error':>12s}{'data error':>12s}"]
+        lines = [f"{'':34s}{'value':>12s}{'MC error':>12s}{'data error':>12s}"]
         for name, quantity in rows:
             if quantity is not None:
                 data = "-" if quantity.dataset_error is None else f"{quantity.dataset_error:.4f}"
-                lines.append(f"{name:30s}{quantity.value:12.4f}{quantity.monte_carlo_error:12.4f}{data:>12s}")
-        return "\n".join([*lines, f"{'function evaluations':30s}{self.num_function_evaluations:12d}"])
+                lines.append(f"{name:34s}{quantity.value:12.4f}{quantity.monte_carlo_error:12.4f}{data:>12s}")
+        return "\n".join([*lines, f"{'function evaluations':34s}{self.num_function_evaluations:12d}"])
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -113,6 +113,8 @@ def estimate_likelihood(
         raise ValueError(
             f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (texts, max_length) with at least one text."
         )
+    # All of them, before any work: `forward` would find a bad id only when its batch comes.
+    model._check_inputs(input_ids.cpu(), None)
     tokens = _counts("num_tokens", num_tokens, len(input_ids))
     chars = _counts("num_chars", num_chars, len(input_ids))
     if num_draws < 2 or num_draws % 2:
@@ -264,7 +266,9 @@ def fit_times(
         for start in range(0, n, batch_size):
             batch = input_ids[texts[start : start + batch_size].cpu()].to(device)
             draws = model.draw(len(batch), generator)
-            squares.append(model(batch, t=t[start : start + batch_size], draws=draws).diffusion.double().square().cpu())
+            squares.append(
+                model(batch, t=t[start : start + batch_size], draws=draws).diffusion.double().square().cpu()
+            )
         # n is a multiple of the number of intervals, so each holds the same number of evaluations.
         root_mean_square = torch.cat(squares).view(num_intervals, -1).mean(-1).sqrt()
         width = edges.diff()

@@ -24,7 +24,7 @@ UNSETTLED = ("#f4f4f2", "#a8a8a4")
 
 
 def settling_calls(trajectory: Tensor, final: Tensor) -> Tensor:
-    """For tokens `(calls, seq)` and final ones `(seq,)`: the first call from which on a position holds its final token.
+    """For tokens `(calls, seq)` and final ones `(seq,)`: the call from which on a position holds its final token.
 
     It is the number of calls where even the last call did not have it.
     """
@@ -35,8 +35,8 @@ def settling_calls(trajectory: Tensor, final: Tensor) -> Tensor:
 def plot_trajectory(output: NFDMTextPipelineOutput, tokenizer: PreTrainedTokenizerBase, sample: int = 0) -> Figure:
     """How one text came about: a table of the predicted words, times from noise (above) to text (below) by positions.
 
-    A word is coloured once it no longer changes, by the time at which that began; grey words still change. Long texts are
-    broken into several tables; what follows END is left out.
+    A word is coloured once it no longer changes, by the time at which that began; grey words still change. Long texts
+    are broken into several tables; what follows END is left out.
 
     Args:
         output: of a pipeline called with `return_trajectory=True` and `output_type` `"text"` or `"seq"`.

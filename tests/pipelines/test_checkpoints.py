@@ -1,4 +1,4 @@
-"""Saving and loading a pipeline: the same texts in a fresh process, and clear words where a folder is no checkpoint."""
+"""Saving and loading a pipeline: the same texts in a fresh process, and clear words about what is no checkpoint."""
 
 import json
 import os

@@ -104,7 +104,8 @@ result["private_texts"] = generate(load("user/secret"))
 model = AutoModel.from_pretrained("user/model-alone")
 scheduler = ReverseODEScheduler.from_pretrained("user/scheduler-alone")
 tokenizer = WordTokenizer.from_pretrained("user/tokenizer-alone")
-result["types"] = [type(part).__name__ for part in (model, tokenizer, AutoTokenizer.from_pretrained("user/tokenizer-alone"))]
+found = AutoTokenizer.from_pretrained("user/tokenizer-alone")
+result["types"] = [type(part).__name__ for part in (model, tokenizer, found)]
 result["from_parts"] = generate(NFDMTextPipeline(model, tokenizer, scheduler))
 model = MuLANModel.from_pretrained("user/tiny", subfolder="model")
 scheduler = MarkovChainScheduler.from_pretrained("user/tiny", subfolder="scheduler", revision={first!r})

@@ -70,7 +70,7 @@ def test_samples_have_the_marginal_after_several_steps(name, rho):
     for t in times[:-1]:
         z = scheduler.step(embeddings, t, z, forward_process=process, context=context, generator=generator).prev_sample
     noise = process.marginal(embeddings, at(times[-1], embeddings), context).noise(z).flatten(1)
-    # Standard normal means, and covariances with variance 1 (2 on the diagonal): 420 numbers, all within 4.5 deviations.
+    # Means with variance 1, and covariances with 1 off and 2 on the diagonal: 420 numbers, all within 4.5 deviations.
     root = num_samples**0.5
     deviations = torch.eye(LENGTH * DIM, dtype=torch.float64)
     covariance = noise.T @ noise / num_samples

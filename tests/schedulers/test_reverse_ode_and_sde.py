@@ -9,6 +9,7 @@ from tiny import DIM, LENGTH, MODELS, make_inputs, make_model, make_process
 
 from diffusers_text_nfdm import ReverseODEScheduler, ReverseSDEScheduler
 from diffusers_text_nfdm.schedulers import TextDiffusionScheduler
+from diffusers_text_nfdm.schedulers.scheduling_reverse_ode import TABLEAUS
 
 
 START = 0.999
@@ -25,6 +26,26 @@ def z():
 
 
 # --- the ODE ---
+
+
+@pytest.mark.parametrize("method", TABLEAUS)
+def test_tableau_meets_the_order_conditions(method):
+    tableau = TABLEAUS[method]
+    size = len(tableau.c)
+    a = torch.tensor([[*row, *[0.0] * (size - len(row))] for row in tableau.a], dtype=torch.float64)
+    b, c = torch.tensor(tableau.b, dtype=torch.float64), torch.tensor(tableau.c, dtype=torch.float64)
+    torch.testing.assert_close(a.sum(1), c)
+    # Butcher's conditions by order: one for 1, one for 2, two for 3.
+    conditions = [(1, b.sum(), 1), (2, b @ c, 1 / 2), (3, b @ c**2, 1 / 3), (3, b @ a @ c, 1 / 6)]
+    met = {order: True for order, _, _ in conditions}
+    for order, value, wanted in conditions:
+        met[order] &= abs(value.item() - wanted) < 1e-12
+    assert [order for order in met if met[order]] == list(range(1, tableau.order + 1))
+    if tableau.error is not None:
+        # The embedded solution is of one order less, and the last stage is the step itself.
+        error = torch.tensor(tableau.error, dtype=torch.float64)
+        assert abs(error.sum()) < 1e-12 and abs(error @ c) < 1e-12 and abs(error @ c**2) > 1e-3
+        assert tableau.a[-1] == tableau.b[:-1] and tableau.b[-1] == 0 and tableau.c[-1] == 1
 
 
 @pytest.mark.parametrize("method, order", [("euler", 1), ("heun", 2)])
@@ -87,7 +108,7 @@ def test_adaptive_method_ends_where_the_prediction_jumps(data, z):
 
 
 def moments_after(data, scheduler, num_steps, monkeypatch):
-    """Mean and variance at 0 from `N(M, S²)` at the start. Every step is `A z + b + c w`: A, b, c from three inputs."""
+    """Mean and variance at 0 from `N(M, S²)` at the start. A step is `A z + b + c w`: A, b, c from three inputs."""
     inputs = torch.zeros(3, LENGTH, DIM, dtype=torch.float64)
     inputs[1], noise = 1, torch.zeros_like(inputs)
     noise[2] = 1

@@ -39,6 +39,9 @@ class TextDiffusionConfig(PreTrainedConfig):
         prediction_type: `"embedding"`, the paper's: the predictor's output is Ê. `"categorical"`: it gives logits over the vocabulary
             around the exact one-token posterior, and Ê is the mean embedding under them.
         posterior_features: the predictor also sees the exact posterior of each token given its own latent, for `"categorical"`.
+        neighbor_mixing: every position of the predictor's input also sees this many neighbours on each side (a convolution), which spares
+            attention from learning to look there; 0 for none, as in the paper.
+        relative_position_bias: attention scores of the predictor get a learned bias for each distance between positions.
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
             `z_0 ~ N(α_0 Emb, σ_0²)`.
@@ -65,6 +68,8 @@ class TextDiffusionConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     prediction_type: str = "embedding"
     posterior_features: bool = False
+    neighbor_mixing: int = 0
+    relative_position_bias: bool = False
     stabilized_prediction: bool = True
     decoder: str = "linear"
     objective: str = "bound"
@@ -97,6 +102,8 @@ class TextDiffusionConfig(PreTrainedConfig):
             num_time_buckets=self.num_time_buckets,
         )
         self._check_heads("hidden_size", "num_attention_heads")
+        if isinstance(self.neighbor_mixing, bool) or not isinstance(self.neighbor_mixing, int) or self.neighbor_mixing < 0:
+            raise ValueError(f"`neighbor_mixing` is {self.neighbor_mixing!r}; it must be an integer of at least 0.")
         _one_of("prediction_type", self.prediction_type, PREDICTION_TYPES)
         if self.posterior_features and self.prediction_type != "categorical":
             raise ValueError(

@@ -14,6 +14,21 @@ def _tanh_mlp(input_dim: int, hidden_size: int, output_dim: int) -> nn.Sequentia
     return nn.Sequential(nn.Linear(input_dim, hidden_size), nn.Tanh(), nn.Linear(hidden_size, output_dim))
 
 
+class RelativePositionBias(nn.Module):
+    """One number per head and distance, added to the attention scores; none for a context token behind the text."""
+
+    def __init__(self, max_length: int, num_heads: int):
+        super().__init__()
+        self.max_length = max_length
+        self.distances = nn.Embedding(2 * max_length - 1, num_heads)
+
+    def forward(self, length: int) -> Tensor:
+        positions = torch.arange(self.max_length, device=self.distances.weight.device)
+        bias = self.distances(positions[:, None] - positions[None, :] + self.max_length - 1).permute(2, 0, 1)
+        extra = length - self.max_length
+        return nn.functional.pad(bias, (0, extra, 0, extra))[None]
+
+
 class Predictor(nn.Module):
     """`net(z, t, c)`: latents `(batch, seq, embedding_dim)` to the same shape, or to logits `(batch, seq, vocab)`.
 
@@ -28,6 +43,11 @@ class Predictor(nn.Module):
         self.time_embedding = TimeEmbedding(config.hidden_size, config.hidden_size)
         self.posterior = (
             nn.Linear(config.vocab_size, config.hidden_size, bias=False) if config.posterior_features else None
+        )
+        window = config.neighbor_mixing
+        self.neighbors = nn.Conv1d(config.hidden_size, config.hidden_size, 2 * window + 1, padding=window) if window else None
+        self.relative_positions = (
+            RelativePositionBias(config.max_length, config.num_attention_heads) if config.relative_position_bias else None
         )
         self.context = None if context_dim is None else nn.Linear(context_dim, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -46,7 +66,10 @@ class Predictor(nn.Module):
         hidden = hidden + self.time_embedding(t).value[:, None]
         if self.posterior is not None:
             hidden = hidden + self.posterior(posterior.to(dtype))
+        if self.neighbors is not None:
+            hidden = hidden + self.neighbors(hidden.transpose(1, 2)).transpose(1, 2)
         if self.context is not None:
             hidden = torch.cat([hidden, self.context(context.to(dtype))[:, None]], dim=1)
-        hidden = self.encoder(self.dropout(self.norm(hidden))).last_hidden_state
+        bias = None if self.relative_positions is None else self.relative_positions(hidden.shape[1]).to(dtype)
+        hidden = self.encoder(self.dropout(self.norm(hidden)), bias).last_hidden_state
         return self.output(hidden[:, : z.shape[1]]).to(z.dtype)

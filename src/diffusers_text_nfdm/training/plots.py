@@ -67,6 +67,7 @@ def read_metrics(run: str | Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in lines]
 
 
+@matplotlib.rc_context(STYLE)
 def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None) -> Figure:
     """The bound over the steps, and its terms, in nats per text: of the training batches (pale) and of the validation texts.
 
@@ -86,7 +87,8 @@ def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None)
     draw(whole, "validation/bound", color="#222222", marker="o", markersize=3, label="validation, averaged weights")
     if entropy is not None:
         whole.axhline(entropy, color="#cc3311", linestyle="--", linewidth=1.2, label=f"entropy, {entropy:.2f} nats")
-    whole.set(xlabel="step", ylabel="nats per text", title="Bound on −log p(x)", yscale="log")
+    whole.set(xlabel="step", ylabel="nats per text", title="Bound on −log p(x)")
+    _log_scale(whole)
     whole.legend()
     for name in TERMS:
         if any(entry.get(f"validation/{name}") for entry in metrics):
@@ -97,11 +99,11 @@ def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None)
     terms.set_yscale("symlog", linthresh=1)
     terms.set_ylim(bottom=0)
     terms.legend()
-    for axes in (whole, terms):
-        _plain_numbers(axes)
+    terms.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 @torch.no_grad()
 def plot_schedule(model: TextDiffusionModel, input_ids: Tensor, num_times: int = 101) -> Figure:
     """How the forward process destroys texts.
@@ -153,9 +155,10 @@ def _plot_gamma(times: Tensor, gamma: Tensor) -> Figure:
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 @torch.no_grad()
 def plot_volatility(model: TextDiffusionModel, input_ids: Tensor, num_times: int = 201) -> Figure:
-    """`g(t)` of the reverse SDE on a log scale: its mean over positions and texts and, where it varies, its 10-90% range."""
+    """`g(t)` of the reverse SDE: its mean over positions and texts and, where it varies, its 10-90% range."""
     process, embeddings, context = _inputs(model, input_ids)
     times = _times(embeddings, num_times)[1:-1]
     volatility = torch.stack(
@@ -166,11 +169,14 @@ def plot_volatility(model: TextDiffusionModel, input_ids: Tensor, num_times: int
     if (high - low).max() > 1e-3 * high.max():
         axes.fill_between(times.cpu(), low, high, color="#aa3377", alpha=0.2, linewidth=0, label="10–90%")
     axes.plot(times.cpu(), volatility.mean(1), color="#aa3377", label="g(t)")
-    axes.set(xlabel="t", ylabel="g(t)", title="Volatility", yscale="log")
+    axes.set(xlabel="t", ylabel="g(t)", title="Volatility")
+    if volatility.max() > 10 * volatility.min():
+        _log_scale(axes)
     axes.legend()
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 @torch.no_grad()
 def plot_time_density(sampler: BucketTimeSampler) -> Figure:
     """The learned density p(t) of the times at which training estimates the bound, beside the uniform one."""
@@ -201,6 +207,7 @@ def successive_similarity(model: TextDiffusionModel, input_ids: Tensor, num_step
     return ((times[:-1] + times[1:]) / 2).cpu(), similarity.cpu()
 
 
+@matplotlib.rc_context(STYLE)
 def plot_similarity(model: TextDiffusionModel, input_ids: Tensor, num_steps: int = 50) -> Figure:
     """The paper's figure of successive transformations: the cosine similarity of `mean(E, t_i)` and `mean(E, t_{i+1})` over t.
 
@@ -212,7 +219,9 @@ def plot_similarity(model: TextDiffusionModel, input_ids: Tensor, num_steps: int
     axes.axhline(1, color="#222222", linestyle="--", linewidth=1.2, label="linear process, α(t) E")
     axes.plot(times, similarity, color="#4477aa", marker="o", markersize=3, label=type(model).__name__)
     # A process that is linear up to rounding is shown as such.
-    axes.set_ylim(top=1 + 0.05 * max(1 - similarity.min().item(), 1e-3), bottom=min(similarity.min().item(), 0.999) - 1e-4)
+    axes.set_ylim(
+        top=1 + 0.05 * max(1 - similarity.min().item(), 1e-3), bottom=min(similarity.min().item(), 0.999) - 1e-4
+    )
     axes.set(xlabel="t", ylabel="cosine similarity", xlim=(0, 1))
     axes.set_title(f"Successive transformations, Δt = 1/{num_steps}")
     axes.ticklabel_format(axis="y", useOffset=False)
@@ -234,12 +243,14 @@ def _times(embeddings: Tensor, number: int) -> Tensor:
 
 def _figure(rows: int, columns: int, size: Sequence[float]):
     """A figure outside pyplot, which would keep it open and may want a display."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        return figure, figure.subplots(rows, columns)
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns)
 
 
-def _plain_numbers(axes) -> None:
+def _log_scale(axes) -> None:
+    """A log scale of y with plain numbers at 1, 2 and 5."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())

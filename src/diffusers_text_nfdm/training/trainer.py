@@ -40,6 +40,7 @@ from .summary import finish, open_repository
 REPEATED_SIGNAL_SECONDS = 3.0
 # Asking all processes whether one got a signal makes an accelerator wait, so it is not done at every step there.
 STEPS_BETWEEN_SIGNAL_CHECKS = 10
+SMALL_ESTIMATE = 1000
 
 MODELS = {
     config.model_type: model for config, model in ((m.config_class, m) for m in TextDiffusionModel.__subclasses__())
@@ -414,12 +415,18 @@ class Trainer:
     def validation_bound(self, num_texts: int, draws: int | None = None) -> LikelihoodEstimate:
         """The bound of the released model on the first validation texts."""
         rows = self._validation_rows(num_texts)
+        draws = draws or self.arguments.evaluation_draws
+        time_sampler = "pilot"
+        if len(rows["input_ids"]) * draws < SMALL_ESTIMATE:
+            # The pilot would cost more than the estimate. The model's own density follows the bound only where that is the objective.
+            time_sampler = "learned" if self.released.config.objective == "bound" else "uniform"
         return estimate_likelihood(
             self.released,
             rows["input_ids"].long(),
             rows["num_tokens"],
             rows["num_chars"],
-            num_draws=draws or self.arguments.evaluation_draws,
+            num_draws=draws,
+            time_sampler=time_sampler,
             batch_size=self.arguments.evaluation_batch_size,
             seed=self.arguments.seed,
         )

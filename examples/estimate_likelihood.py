@@ -1,0 +1,58 @@
+"""The bound on the negative log-likelihood of texts under a trained pipeline, with its standard errors.
+
+    python examples/estimate_likelihood.py path/or/repo
+    python examples/estimate_likelihood.py path/or/repo --dataset valid.jsonl --texts 1000 --draws 16 --output result.json
+
+Without `--dataset` the texts are the test split of the embedded stories, whose true entropy is printed beside the bound.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from diffusers_text_nfdm import NFDMTextPipeline
+from diffusers_text_nfdm.data import load_text_dataset, prepare_dataset
+from diffusers_text_nfdm.likelihood import estimate_likelihood
+from diffusers_text_nfdm.stories import StoryGrammar
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", help="folder or repository of a pipeline")
+    parser.add_argument("--dataset", default="stories", help="'stories', a local file or folder, or a Hub dataset")
+    parser.add_argument("--split", default="test", help="split of the dataset (default: test)")
+    parser.add_argument("--texts", type=int, default=500, help="number of texts (default: 500)")
+    parser.add_argument("--draws", type=int, default=8, help="draws of time and noise per text, even (default: 8)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--output", type=Path, help="JSON file for the result and its protocol")
+    arguments = parser.parse_args()
+    torch.set_flush_denormal(True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        pipeline = NFDMTextPipeline.from_pretrained(arguments.checkpoint).to(device)
+        # A single file is all test text.
+        source = {"test": arguments.dataset} if Path(arguments.dataset).is_file() else arguments.dataset
+        splits = load_text_dataset(source, validation_fraction=0)
+        if arguments.split not in splits:
+            raise ValueError(f"`--split` is {arguments.split!r}; the dataset has {', '.join(splits)}.")
+        texts = splits[arguments.split]
+        texts = texts.select(range(min(arguments.texts, len(texts))))
+        prepared, report = prepare_dataset(texts, pipeline.tokenizer, pipeline.model.config.max_length)
+        estimate = estimate_likelihood(
+            pipeline.model, **prepared[:], num_draws=arguments.draws, seed=arguments.seed, progress=True
+        )
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    print(report)
+    print(estimate)
+    if arguments.dataset == "stories":
+        entropy = StoryGrammar().entropy()
+        ratio = estimate.nats_per_story.value / entropy
+        print(f"The truth beneath it: {entropy:.4f} nats per story; the bound is {ratio:.3f} times that.")
+    if arguments.output is not None:
+        estimate.save(arguments.output)
+
+
+if __name__ == "__main__":
+    main()

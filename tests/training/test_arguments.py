@@ -1,0 +1,163 @@
+import dataclasses
+
+import pytest
+import yaml
+from runs import arguments
+
+from diffusers_text_nfdm.training import TrainingArguments, parse_arguments, recipe_names
+from diffusers_text_nfdm.training.arguments import FREE_ON_RESUME, read_config
+
+
+def refusal(capsys, *argv):
+    """The message and exit code 2 of a refused command line."""
+    with pytest.raises(SystemExit) as stop:
+        parse_arguments(list(argv))
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_printed_configuration_reads_back_the_same(recipe, tmp_path, capsys):
+    assert parse_arguments(["--config", recipe, "--seed", "7", "--print_config"]) is None
+    path = tmp_path / "printed.yaml"
+    path.write_text(capsys.readouterr().out)
+    again = parse_arguments(["--config", str(path)])
+    assert again == TrainingArguments.from_config(recipe, seed=7)
+    groups = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
+    assert groups == ["model", "data", "optimisation", "run", "reporting", "hub"]
+
+
+def test_command_line_overrides_the_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("model_config: {delta: 0.2, hidden_size: 32}\nmax_steps: 5\nlearning_rate: 1e-3\nuse_muon: true\n")
+    options = (
+        "--max_steps 1e3 --model_config delta=5e-2 volatility=markovian --no-use_muon --checkpoints_total_limit none"
+    )
+    parsed = parse_arguments(["--config", str(path), *options.split()])
+    assert parsed.max_steps == 1000 and isinstance(parsed.max_steps, int)
+    assert parsed.model_config == {"delta": 0.05, "hidden_size": 32, "volatility": "markovian"}
+    assert parsed.use_muon is False and parsed.checkpoints_total_limit is None
+    assert parsed.learning_rate == 1e-3, "YAML reads 1e-3 as text"
+
+
+def test_every_setting_has_help_and_the_default_recipe_is_the_stories(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse_arguments(["--help"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0
+    for field in dataclasses.fields(TrainingArguments):
+        assert f"--{field.name}" in shown and field.metadata["help"]
+    assert parse_arguments([]) == TrainingArguments.from_config("stories-tiny")
+    assert parse_arguments([]).dataset == "stories"
+
+
+def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("lerning_rate: 1.0e-3\n")
+    message = refusal(capsys, "--config", str(path))
+    assert "unknown setting 'lerning_rate'; did you mean 'learning_rate'?" in message and str(path) in message
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--model_config", "detla=0.1"], "'detla', which NFDMConfig does not have; did you mean 'delta'?"),
+        (["--model_config", "vocab_size=5"], "'vocab_size'"),
+        (["--model_config", "delta"], "`model_config` has 'delta'; it must be KEY=VALUE"),
+        (["--max_steps", "many"], "`max_steps` is 'many'; it must be of type int"),
+        (["--max_steps", "1.5"], "`max_steps` is 1.5; it must be of type int"),
+        (["--max_steps", "0"], "`max_steps` is 0; it must be above 0"),
+        (["--learning_rate", "fast"], "`learning_rate` is 'fast'; it must be of type float"),
+        (["--learning_rate", "nan"], "`learning_rate` is nan; it must be above 0"),
+        (["--warmup_steps", "-1"], "`warmup_steps` is -1; it must be at least 0"),
+        (["--ema_decay", "1"], "`ema_decay` is 1.0; it must be in [0, 1)"),
+        (["--evaluation_draws", "3"], "`evaluation_draws` is 3; it must be an even number"),
+        (["--model_type", "gpt"], "`model_type` is 'gpt'; it must be one of 'nfdm', 'mulan', 'diffusion_lm'"),
+        (["--mixed_precision", "int8"], "`mixed_precision` is 'int8'"),
+        (["--checkpoints_total_limit", "0"], "`checkpoints_total_limit` is 0"),
+        (["--config", "storeis"], "one of the recipes"),
+        (["--num_epochs", "3"], "unrecognized arguments: --num_epochs"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(argv, message, capsys):
+    assert message in refusal(capsys, *argv)
+
+
+@pytest.mark.parametrize(("text", "message"), [("- a\n- b\n", "holds a list"), ("a: [", "no valid YAML")])
+def test_files_that_hold_no_settings(text, message, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_config(str(path))
+
+
+def test_types_are_checked_in_python_too():
+    with pytest.raises(ValueError, match="`batch_size` is '8x'; it must be of type int"):
+        TrainingArguments(batch_size="8x")
+    with pytest.raises(ValueError, match="`batch_size` is True"):
+        TrainingArguments(batch_size=True)
+    with pytest.raises(ValueError, match="`use_muon` is 'yes'"):
+        TrainingArguments(use_muon="yes")
+
+
+def test_differences_leave_out_what_a_continuation_may_change(data, tmp_path):
+    mine, saved = arguments(data, tmp_path), arguments(data, tmp_path).to_dict()
+    assert mine.differences(saved) == []
+    assert set(FREE_ON_RESUME) <= set(saved)
+    assert mine.differences(saved | {"output_dir": "elsewhere", "resume": "latest", "dataloader_workers": 3}) == []
+    assert mine.differences(saved | {"batch_size": 9}) == ["batch_size: 9 in the checkpoint, 8 here"]
+
+
+def test_recipes_for_absent_data_say_what_to_pass():
+    with pytest.raises(ValueError, match="`--dataset train.jsonl --validation_file valid.jsonl`"):
+        TrainingArguments.from_config("rocstories-nfdm").check_data()
+    with pytest.raises(ValueError, match="`dataset` is 'stories', which is no local file"):
+        TrainingArguments(validation_file="valid.jsonl").check_data()
+
+
+PAPER = {
+    "rocstories-nfdm": ("nfdm", "NFDM"),
+    "rocstories-nfdm-additive": ("nfdm", "NFDM-Additive"),
+    "rocstories-mulan": ("mulan", "MuLAN"),
+    "rocstories-mulan-rescaled": ("mulan", "MuLAN-Rescaled"),
+    "rocstories-diffusion-lm": ("diffusion_lm", "Diffusion-LM"),
+}
+
+
+@pytest.mark.parametrize("recipe", PAPER)
+def test_recipes_are_the_paper(recipe):
+    from diffusers_text_nfdm.model_card import variant_name
+    from diffusers_text_nfdm.training.arguments import CONFIGS
+
+    model_type, name = PAPER[recipe]
+    settings = TrainingArguments.from_config(recipe)
+    config = CONFIGS[model_type](**settings.model_config)
+    assert settings.model_type == model_type and variant_name(config) == name
+    shared = {
+        "batch_size": 512, "max_length": 64, "min_word_count": 10, "max_steps": 800_000, "ema_decay": 0.9999,
+        "learning_rate": 1e-4, "warmup_steps": 0, "clip_after_steps": 10_000, "sampling_steps": 2000,
+    }  # fmt: skip
+    assert {key: getattr(settings, key) for key in shared} == shared
+    assert (config.embedding_dim, config.hidden_size, config.num_hidden_layers) == (128, 768, 12)
+    assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == 0.1
+    assert (config.time_sampler, config.num_time_buckets, config.prediction_type) == ("buckets", 100, "embedding")
+    assert settings.use_muon == (model_type == "nfdm")
+    if model_type == "nfdm":
+        assert (settings.max_grad_norm, settings.muon_learning_rate, settings.muon_momentum) == (0.3, 2e-3, 0.95)
+        assert (config.delta, config.objective, config.volatility) == (0.01, "bound", "free")
+        assert (config.forward_num_layers, config.forward_hidden_size, config.forward_num_heads) == (5, 256, 8)
+    else:
+        assert settings.max_grad_norm == 1.5
+    if model_type == "mulan":
+        rescaled = name == "MuLAN-Rescaled"
+        assert (config.gamma_min, config.gamma_max) == ((-4.6, 13.8) if rescaled else (-10, 10))
+        assert config.objective == ("rescaled" if rescaled else "bound")
+    if model_type == "diffusion_lm":
+        assert config.objective == "rescaled" and not config.stabilized_prediction
+
+
+def test_recipe_files_name_only_known_settings():
+    for recipe in recipe_names():
+        assert set(yaml.safe_load(yaml.safe_dump(read_config(recipe)))) <= {
+            field.name for field in dataclasses.fields(TrainingArguments)
+        }

@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+import torch
+from tiny import MODELS, make_ids, make_model
+
+from diffusers_text_nfdm.training.plots import (
+    plot_loss,
+    plot_schedule,
+    plot_similarity,
+    plot_time_density,
+    plot_volatility,
+    successive_similarity,
+)
+
+
+METRICS = [
+    {"step": 0, "validation/bound": 90.0, "validation/diffusion": 80.0, "validation/reconstruction": 10.0},
+    {"step": 5, "train/bound": 70.0, "train/diffusion": 70.0, "train/reconstruction": 0.0, "train/prior": 0.0},
+    {"step": 5, "validation/bound": 60.0, "validation/diffusion": 59.0, "validation/reconstruction": 1.0, "validation/prior": 0.0},
+]  # fmt: skip
+
+
+def lines(axes):
+    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()}
+
+
+def test_loss_curve_has_its_terms_and_the_entropy():
+    whole, terms = plot_loss(METRICS, entropy=44.2).axes
+    drawn = lines(whole)
+    assert drawn["validation, averaged weights"] == ([0, 5], [90.0, 60.0])
+    assert drawn["training batch"] == ([5], [70.0])
+    assert drawn["entropy, 44.20 nats"][1] == [44.2, 44.2]
+    assert lines(terms)["diffusion"] == ([0, 5], [80.0, 59.0])
+    assert "prior" not in lines(terms), "a term that is always zero is left out"
+    assert len(plot_loss(METRICS).axes[0].get_lines()) == 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_figures_of_every_model_are_drawn(name, tmp_path):
+    model, ids = make_model(name, torch.float32), make_ids(6)
+    for plot in (plot_schedule, plot_volatility, plot_similarity):
+        figure = plot(model, ids)
+        for axes in figure.axes:
+            for line in axes.get_lines():
+                assert np.isfinite(np.asarray(line.get_ydata(), dtype=float)).all()
+        figure.savefig(tmp_path / "figure.png", dpi=40)
+        assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_schedule_draws_gamma_of_every_position_or_mean_and_std():
+    mulan = make_model("mulan", torch.float32)
+    curves = plot_schedule(mulan, make_ids(6)).axes[0].get_lines()
+    assert len(curves) == mulan.config.max_length
+    for curve in curves:
+        assert curve.get_ydata()[0] == pytest.approx(-10, abs=1e-4) and curve.get_ydata()[-1] == pytest.approx(
+            10, abs=1e-4
+        )
+    mean, std = plot_schedule(make_model("nfdm", torch.float32), make_ids(6)).axes
+    learned, base = mean.get_lines()
+    assert learned.get_ydata()[0] == pytest.approx(1) and learned.get_ydata()[-1] == pytest.approx(0)
+    assert list(base.get_ydata()) == pytest.approx(list(1 - np.linspace(0, 1, 101)), abs=1e-6)
+    assert std.get_lines()[0].get_ydata()[0] == pytest.approx(0.2) and std.get_lines()[0].get_ydata()[-1] == 1
+
+
+def test_successive_similarity():
+    ids = make_ids(6)
+    for name in ("mulan", "diffusion-lm"):
+        _, similarity = successive_similarity(make_model(name), ids, num_steps=10)
+        torch.testing.assert_close(similarity, torch.ones(9, dtype=similarity.dtype))
+    model = make_model("nfdm")
+    times, similarity = successive_similarity(model, ids, num_steps=10)
+    torch.testing.assert_close(times, torch.arange(9, dtype=times.dtype) / 10 + 0.05)
+    assert similarity.min() < 0.999
+    # By hand for one interval.
+    embeddings = model.embed(ids)
+    a, b = (
+        model.forward_process.marginal(embeddings, torch.full((6,), t, dtype=times.dtype)).mean for t in (0.3, 0.4)
+    )
+    by_hand = ((a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))).mean()
+    torch.testing.assert_close(similarity[3], by_hand)
+
+
+def test_time_density_integrates_to_one():
+    model = make_model("nfdm", torch.float32)
+    patch = plot_time_density(model.time_sampler).axes[0].patches[0]
+    values, edges, _ = patch.get_data()
+    assert np.sum(np.asarray(values) * np.diff(edges)) == pytest.approx(1)
+    assert len(values) == 7 and values.max() > 1

@@ -1,0 +1,229 @@
+"""The training loop in this process, at tiny size."""
+
+import json
+import signal
+
+import pytest
+import torch
+from runs import arguments, assert_close_weights, assert_same_run, averages, metrics, weights
+
+from diffusers_text_nfdm import NFDMTextPipeline
+from diffusers_text_nfdm.models import TextDiffusionModel
+from diffusers_text_nfdm.training import Trainer, train
+from diffusers_text_nfdm.training import trainer as trainer_module
+from diffusers_text_nfdm.training.checkpoints import checkpoint_folders
+
+
+def steps(run, key):
+    return [entry[key] for entry in metrics(run) if key in entry]
+
+
+def test_a_run_writes_what_it_promises(data, tmp_path, capsys):
+    run = tmp_path / "run"
+    summary = train(arguments(data, run, report_to="tensorboard", save_plots=True, checkpoints_total_limit=1))
+    assert summary == json.loads((run / "summary.json").read_text())
+    assert [path.name for path in checkpoint_folders(run)] == ["checkpoint-00000008"]
+    assert sorted(path.name for path in (run / "plots").iterdir()) == [
+        "loss.png", "schedule.png", "similarity.png", "times.png", "volatility.png"
+    ]  # fmt: skip
+    assert list((run / "logs").rglob("events.out.tfevents.*"))
+    assert [entry["step"] for entry in metrics(run) if "train/loss" in entry] == list(range(1, 9))
+    assert [entry["step"] for entry in metrics(run) if "validation/bound" in entry] == [0, 4, 8]
+    named = "loss bound diffusion reconstruction prior context nats_per_token gradient_norm reconstruction_accuracy embedding_norm "
+    named += "nearest_neighbor_distance unknown_share steps_per_second tokens_per_second learning_rate"
+    last = [entry for entry in metrics(run, timings=True) if "train/loss" in entry][-1]
+    assert {f"train/{name}" for name in named.split()} <= set(last)
+    # What is released, and read back, is the averaged weights.
+    pipeline = NFDMTextPipeline.from_pretrained(run / "pipeline")
+    assert all(torch.equal(a, b) for a, b in zip(pipeline.model.parameters(), averages(run, 8), strict=True))
+    card = (run / "pipeline" / "README.md").read_text()
+    assert "`batch_size`: 8" in card and "nats per text" in card
+    printed = capsys.readouterr().out
+    assert "Bound on the validation texts" in printed and "train: 200 texts" in printed
+    assert not list(run.glob("*.tmp")) and not list(run.glob("*.trash"))
+
+
+def test_resumed_equals_uninterrupted(data, tmp_path):
+    """Stopped at a step without a checkpoint of its own and between two log entries; dropout on."""
+    options = {"model_config": {"hidden_dropout_prob": 0.1}, "log_every": 2}
+    train(arguments(data, tmp_path / "whole", **options))
+    assert train(arguments(data, tmp_path / "parts", stop_after_steps=3, **options)) is None
+    assert train(arguments(data, tmp_path / "parts", resume="latest", **options)) is not None
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", 8)
+
+
+def test_accumulation_changes_nothing(data, tmp_path):
+    for accumulation in (1, 4):
+        options = {"gradient_accumulation_steps": accumulation, "final_samples": 1, "evaluate_every": 8}
+        train(arguments(data, tmp_path / str(accumulation), **options))
+    one, four = tmp_path / "1", tmp_path / "4"
+    for key in ("train/bound", "train/gradient_norm", "train/diffusion", "validation/bound"):
+        assert steps(one, key) == pytest.approx(steps(four, key), rel=1e-3)
+    assert_close_weights(weights(one, 4), weights(four, 4), weights(one, 8), learning_rate=2e-3)
+
+
+def test_clipping_begins_at_its_step(data, tmp_path, monkeypatch):
+    limits = []
+    clip = trainer_module.Accelerator.clip_grad_norm_
+    monkeypatch.setattr(
+        trainer_module.Accelerator,
+        "clip_grad_norm_",
+        lambda self, parameters, limit: limits.append(limit) or clip(self, parameters, limit),
+    )
+    train(arguments(data, tmp_path / "run", max_steps=4, clip_after_steps=2, max_grad_norm=0.7))
+    assert limits == [float("inf"), float("inf"), 0.7, 0.7]
+    # The norm that is logged is that before clipping.
+    assert min(steps(tmp_path / "run", "train/gradient_norm")[2:]) > 0.7
+
+
+def test_context_divergence_is_warmed_up(data, tmp_path, monkeypatch):
+    seen = []
+    forward = TextDiffusionModel.forward
+
+    def spy(self, *args, **options):
+        if self.training:
+            seen.append(options["context_weight"])
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(TextDiffusionModel, "forward", spy)
+    options = {"model_type": "mulan", "max_steps": 5, "evaluate_every": 5}
+    train(arguments(data, tmp_path / "run", context_warmup_steps=4, **options))
+    assert seen == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+# ---- What stops a run -----------------------------------------------------------------------------------------------
+
+
+def test_non_finite_loss_names_the_term_and_the_time(data, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    calls = []
+    draw = TextDiffusionModel.draw
+
+    def poisoned(self, *args, **options):
+        draws = draw(self, *args, **options)
+        if self.training:
+            calls.append(draws)
+            if len(calls) == 6:
+                draws.noise[3] = float("inf")
+        return draws
+
+    monkeypatch.setattr(TextDiffusionModel, "draw", poisoned)
+    with pytest.raises(
+        FloatingPointError, match=r"at step 5: diffusion is (nan|inf) at t = 0\.\d+\. The checkpoints in"
+    ):
+        train(arguments(data, run, gradient_accumulation_steps=2))
+    assert [path.name for path in checkpoint_folders(run)] == ["checkpoint-00000004"]
+    assert all(torch.isfinite(weight).all() for weight in weights(run, 4).values())
+    monkeypatch.undo()
+    assert train(arguments(data, run, gradient_accumulation_steps=2, resume="latest")) is not None
+
+
+def test_non_finite_gradient_is_not_stepped_on(data, tmp_path, monkeypatch):
+    trainer = Trainer(arguments(data, tmp_path / "run", max_steps=4, checkpoint_every=2))
+    trainer.model.token_bias.register_hook(
+        lambda gradient: gradient * float("nan") if trainer.progress.step == 3 else gradient
+    )
+    with pytest.raises(FloatingPointError, match="at step 3: the norm of the gradient is nan"):
+        trainer.train()
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
+    assert [path.name for path in checkpoint_folders(trainer.run)] == ["checkpoint-00000002"]
+
+
+def test_signal_ends_the_run_with_a_checkpoint_and_only_a_later_one_kills(data, tmp_path, monkeypatch):
+    trainer = Trainer(arguments(data, tmp_path / "run", checkpoint_every=100))
+    step, killed = trainer._step, []
+    monkeypatch.setattr(trainer_module.os, "kill", lambda process, number: killed.append(number))
+    monkeypatch.setattr(trainer_module.signal, "SIG_DFL", signal.SIG_IGN)
+    clock = [0.0]
+    monkeypatch.setattr(trainer_module.time, "monotonic", lambda: clock[0])
+
+    def interrupted(batches):
+        if trainer.progress.step == 2:
+            for clock[0] in (10.0, 10.5):
+                signal.raise_signal(signal.SIGINT)
+            assert killed == [], "the launcher passes on what the terminal sent already"
+            clock[0] = 14.0
+            signal.raise_signal(signal.SIGTERM)
+            assert killed == [signal.SIGTERM]
+        return step(batches)
+
+    monkeypatch.setattr(trainer, "_step", interrupted)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert trainer.train() is None
+    assert [path.name for path in checkpoint_folders(trainer.run)] == ["checkpoint-00000003"]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 201}, "`batch_size` is 201, but there are only 200 training texts"),
+        ({"batch_size": 9, "gradient_accumulation_steps": 2}, "must be a multiple of 2"),
+        ({"text_column": "story"}, "story"),
+        ({"report_to": "wandb"}, "`report_to` is 'wandb', which is not installed"),
+        ({"model_config": {"hidden_size": 15}}, "`hidden_size` is 15"),
+        ({"dataset": "EMPTY"}, "no text|empty|holds no"),
+    ],
+)
+def test_refused_before_anything_is_written(options, message, data, tmp_path):
+    if options.get("dataset") == "EMPTY":
+        (tmp_path / "empty.jsonl").write_text("")
+        options = {"dataset": str(tmp_path / "empty.jsonl"), "validation_file": None}
+    with pytest.raises((ValueError, OSError), match=message):
+        train(arguments(data, tmp_path / "run", **options))
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_run_in_the_folder_is_left_alone(data, tmp_path):
+    run = tmp_path / "run"
+    train(arguments(data, run, max_steps=2, evaluate_every=2))
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="holds another run"):
+        train(arguments(data, run))
+    with pytest.raises(ValueError, match="seed: 0 in the checkpoint, 5 here"):
+        train(arguments(data, run, max_steps=2, evaluate_every=2, seed=5, resume="latest"))
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_checkpoint_continues_in_another_folder(data, tmp_path):
+    train(arguments(data, tmp_path / "one"))
+    train(arguments(data, tmp_path / "two", resume=str(tmp_path / "one" / "checkpoint-00000004")))
+    one, two = weights(tmp_path / "one", 8), weights(tmp_path / "two", 8)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert (tmp_path / "two" / "tokenizer").is_dir() and metrics(tmp_path / "two")[0]["step"] == 5
+
+
+# ---- Ways to train --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mixed_precision": "bf16"},
+        {"gradient_checkpointing": True, "model_config": {"hidden_dropout_prob": 0.1}},
+        {"streaming": True},
+        pytest.param({"compile_predictor": True}, marks=pytest.mark.slow),
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_ways_to_train(options, data, tmp_path):
+    train(arguments(data, tmp_path / "run", max_steps=4, **options))
+    losses = torch.tensor(steps(tmp_path / "run", "train/loss"))
+    assert len(losses) == 4 and losses.isfinite().all()
+    plain = {key: value for key, value in options.items() if key == "model_config"}
+    if not options.get("streaming"):
+        trainer_module.Accelerator().state._reset_state(reset_partial_state=True)
+        train(arguments(data, tmp_path / "plain", max_steps=4, **plain))
+        # bf16 has 8 bits; the other ways compute the same in another order.
+        tolerance = 0.05 if "mixed_precision" in options else 1e-4
+        assert losses.tolist() == pytest.approx(steps(tmp_path / "plain", "train/loss"), rel=tolerance)
+
+
+def test_streams_are_resumed_too(data, tmp_path):
+    options = {"streaming": True, "max_steps": 6, "evaluate_every": 6, "evaluation_texts": 20}
+    train(arguments(data, tmp_path / "whole", **options))
+    assert train(arguments(data, tmp_path / "parts", stop_after_steps=2, **options)) is None
+    train(arguments(data, tmp_path / "parts", resume="latest", **options))
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
+    # Counted on the validation texts, a few words of which are in no training text.
+    assert 0 < metrics(tmp_path / "whole")[1]["train/unknown_share"] < 0.05
