@@ -28,7 +28,12 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+FAST = ("nfdm", "diffusion-lm")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
 def test_bound_falls_by_a_third(name, data, tmp_path):
     model_type, model_config, options = MODELS[name]
     settings = arguments(

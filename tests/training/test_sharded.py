@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from runs import environment
 
@@ -67,6 +68,7 @@ def work(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_averaged_weights_of_a_sharded_model(tmp_path):
     command = [
         sys.executable,

@@ -36,7 +36,10 @@ def cooccurrence_embeddings(
         columns.append(neighbour[positive] + index * vocab_size)
         values.append(information[positive].float())
     matrix = torch.sparse_coo_tensor(
-        torch.stack([torch.cat(rows), torch.cat(columns)]), torch.cat(values), (vocab_size, 2 * window * vocab_size)
+        torch.stack([torch.cat(rows), torch.cat(columns)]),
+        torch.cat(values),
+        (vocab_size, 2 * window * vocab_size),
+        check_invariants=False,
     ).coalesce()
     rank = min(dim, vocab_size)
     with torch.random.fork_rng(devices=[]):

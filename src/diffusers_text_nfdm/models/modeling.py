@@ -166,6 +166,11 @@ class TextDiffusionModel(PreTrainedModel):
         """Start the bias b at the log of the (smoothed) token frequencies."""
         self.token_bias.copy_(torch.log((counts + 1) / (counts + 1).sum()))
 
+    @torch.no_grad()
+    def set_embeddings(self, embeddings: Tensor) -> None:
+        """Start the token embeddings at the given ones, `(vocab, dim)`."""
+        self.embeddings.weight.copy_(embeddings)
+
     def embedding_table(self) -> Tensor:
         """`Emb` of shape `(vocab, dim)`, on its sphere if the config says so."""
         table = self.embeddings.weight.to(self.latent_dtype)
@@ -192,14 +197,19 @@ class TextDiffusionModel(PreTrainedModel):
         """`Ê(z_t, t, c)`, the estimate of the clean embeddings."""
         if self.config.prediction_type == "embedding":
             return self.prediction(self.predictor(z, t, context), z, t)
-        table = self.embedding_table()
+        logits = self.predict_logits(z, t, context)
         with self._full_precision(z):
-            return self.prediction(self.predict_logits(z, t, context, table), table)
+            return self.prediction(logits, self.embedding_table())
 
-    def predict_logits(self, z: Tensor, t: Tensor, context: Tensor | None = None, table: Tensor | None = None) -> Tensor:
-        """Logits of the clean tokens given `z_t`, whose mean embedding is Ê. For `prediction_type="categorical"`."""
-        table = self.embedding_table() if table is None else table
-        base = self.forward_process.linear_base(t, context)
+    def predict_logits(
+        self, z: Tensor, t: Tensor, context: Tensor | None = None, predictor_only: bool = False
+    ) -> Tensor:
+        """Logits of the clean tokens given `z_t`, whose mean embedding is Ê, for `prediction_type="categorical"`.
+
+        With `predictor_only` no gradient goes to the embeddings and the forward process.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not predictor_only):
+            table, base = self.embedding_table(), self.forward_process.linear_base(t, context)
         # Near t = 0 logits are small differences of large numbers, and the weight of the bound sees the rounding of Ê.
         with self._full_precision(z):
             logits = self.prediction.posterior_logits(z, t, base, table, self.token_bias.to(z.dtype))
@@ -311,8 +321,8 @@ class TextDiffusionModel(PreTrainedModel):
             embeddings = self.embed(input_ids)
             context, _ = self.encode_context(embeddings, draws.context_noise)
             z = self.forward_process.marginal(embeddings, t, context).sample(draws.noise)
-            table = self.embedding_table()
-        cross_entropy = objective.reconstruction(self.predict_logits(z, t, context, table), input_ids)
+        logits = self.predict_logits(z, t, context, predictor_only=True)
+        cross_entropy = objective.reconstruction(logits, input_ids)
         output = TextDiffusionOutput(loss=cross_entropy.mean(), cross_entropy=cross_entropy, t=t)
         return output if return_dict else output.to_tuple()
 

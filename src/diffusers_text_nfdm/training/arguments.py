@@ -56,6 +56,10 @@ class TrainingArguments:
         {}, "model", "fields of the model's configuration, as key=value; the rest keep their defaults"
     )
 
+    cooccurrence_embeddings: bool = setting(
+        False, "model", "start the embeddings from the words' neighbours in the training texts instead of at random"
+    )
+
     dataset: str = setting(
         "stories", "data", "'stories' (embedded), a local file or folder, or the name of a Hub dataset"
     )
@@ -94,6 +98,9 @@ class TrainingArguments:
     clip_after_steps: int = setting(10_000, "optimisation", "step at which clipping begins")
     ema_decay: float = setting(
         0.9999, "optimisation", "decay of the averaged weights, which are those evaluated and released"
+    )
+    cross_entropy_steps: int = setting(
+        0, "optimisation", "steps on the predictor's cross-entropy before each step on the bound, for categorical prediction"
     )
     context_warmup_steps: int = setting(
         0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1"
@@ -146,7 +153,7 @@ class TrainingArguments:
         _one_of("report_to", self.report_to, TRACKERS)
         _one_of("scheduler", self.scheduler, ("MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler"))
         positive = (
-            "max_steps batch_size gradient_accumulation_steps learning_rate muon_learning_rate max_grad_norm checkpoint_every "
+            "max_steps batch_size gradient_accumulation_steps learning_rate muon_learning_rate time_sampler_learning_rate max_grad_norm checkpoint_every "
             "log_every evaluate_every evaluation_texts evaluation_draws evaluation_batch_size sampling_steps max_length final_samples"
         ).split()
         for name in positive:
@@ -155,6 +162,7 @@ class TrainingArguments:
         for name in (
             "warmup_steps",
             "clip_after_steps",
+            "cross_entropy_steps",
             "context_warmup_steps",
             "min_word_count",
             "num_samples",
@@ -165,6 +173,14 @@ class TrainingArguments:
         for name in ("ema_decay", "adam_beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in [0, 1).")
+        prediction_type = self.model_config.get("prediction_type", "embedding")
+        if self.cross_entropy_steps and prediction_type != "categorical":
+            raise ValueError(
+                f"`cross_entropy_steps` is {self.cross_entropy_steps} with `prediction_type` {prediction_type!r}; only 'categorical' has "
+                "logits to take it of."
+            )
+        if self.streaming and self.cooccurrence_embeddings:
+            raise ValueError("`cooccurrence_embeddings` needs the texts before training, which a stream does not have.")
         if self.evaluation_draws % 2:
             raise ValueError(f"`evaluation_draws` is {self.evaluation_draws}; it must be an even number.")
         if self.checkpoints_total_limit is not None and self.checkpoints_total_limit < 1:

@@ -20,6 +20,7 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.tracking import filter_trackers, get_available_trackers
 from accelerate.utils import broadcast_object_list, set_seed
+from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -27,6 +28,7 @@ from .. import schedulers
 from ..data import load_text_dataset, prepare_dataset
 from ..likelihood import LikelihoodEstimate, estimate_likelihood
 from ..models import TextDiffusionModel, TextDiffusionOutput
+from ..models.cooccurrence import cooccurrence_embeddings
 from ..pipelines import NFDMTextPipeline
 from ..tokenization import WordTokenizer
 from .arguments import CONFIGS, TrainingArguments
@@ -41,6 +43,9 @@ REPEATED_SIGNAL_SECONDS = 3.0
 # Asking all processes whether one got a signal makes an accelerator wait, so it is not done at every step there.
 STEPS_BETWEEN_SIGNAL_CHECKS = 10
 SMALL_ESTIMATE = 1000
+
+# Enough texts for the statistics of neighbouring words.
+COOCCURRENCE_TEXTS = 50_000
 
 MODELS = {
     config.model_type: model for config, model in ((m.config_class, m) for m in TextDiffusionModel.__subclasses__())
@@ -89,8 +94,9 @@ class Trainer:
             raise ValueError(
                 f"`report_to` is {arguments.report_to!r}, which is not installed; `pip install {arguments.report_to}`."
             )
-        # With the rescaled objective, insisted on for NFDM, the volatility is in no gradient.
-        unused = bool(arguments.model_config.get("allow_rescaled_objective"))
+        # Steps on the cross-entropy train the predictor alone; with the rescaled objective, insisted on for NFDM, the volatility is in
+        # no gradient.
+        unused = arguments.cross_entropy_steps > 0 or bool(arguments.model_config.get("allow_rescaled_objective"))
         accelerator = Accelerator(
             mixed_precision=arguments.mixed_precision,
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=unused)],
@@ -199,8 +205,13 @@ class Trainer:
             **arguments.model_config,
         )
         model = MODELS[arguments.model_type](config)
-        if config.prediction_type == "categorical" and not arguments.streaming:
-            model.set_token_frequencies(self._token_counts(len(tokenizer)))
+        if not arguments.streaming:
+            ids = self.train_data.select_columns(["input_ids"])
+            if config.prediction_type == "categorical":
+                model.set_token_frequencies(self._token_counts(ids, len(tokenizer)))
+            if arguments.cooccurrence_embeddings:
+                some = ids[: min(len(ids), COOCCURRENCE_TEXTS)]["input_ids"]
+                model.set_embeddings(cooccurrence_embeddings(some, len(tokenizer), config.embedding_dim, seed=arguments.seed))
         # The averaged weights are evaluated and released in a model of their own, whole even where training shards them.
         self.released: TextDiffusionModel = copy.deepcopy(model).requires_grad_(False).eval().to(accelerator.device)
         if arguments.gradient_checkpointing:
@@ -215,9 +226,10 @@ class Trainer:
         sampler = {id(parameter) for parameter in self.model.time_sampler.parameters()}
         self.clipped_parameters = [parameter for parameter in self.model.parameters() if id(parameter) not in sampler]
 
-    def _token_counts(self, vocab_size: int) -> torch.Tensor:
+    @staticmethod
+    def _token_counts(ids: Dataset, vocab_size: int) -> torch.Tensor:
         counts = torch.zeros(vocab_size, dtype=torch.float64)
-        for batch in self.train_data.select_columns(["input_ids"]).iter(batch_size=10_000):
+        for batch in ids.iter(batch_size=10_000):
             counts += torch.bincount(batch["input_ids"].flatten(), minlength=vocab_size)
         return counts
 
@@ -306,6 +318,7 @@ class Trainer:
         context_weight = (
             min(1.0, (step + 1) / arguments.context_warmup_steps) if arguments.context_warmup_steps else 1.0
         )
+        cross_entropy = (step + 1) % (arguments.cross_entropy_steps + 1) > 0
         # Reading values makes an accelerator wait; there they are checked when logging and before saving.
         check = accelerator.device.type == "cpu"
         self.wrapped.train()
@@ -318,7 +331,10 @@ class Trainer:
             with accelerator.no_sync(self.wrapped) if not last else nullcontext():
                 with accelerator.autocast():
                     output = self.wrapped(
-                        input_ids, draws=draws.slice(*partition.rows(part)), context_weight=context_weight
+                        input_ids,
+                        draws=draws.slice(*partition.rows(part)),
+                        context_weight=context_weight,
+                        cross_entropy=cross_entropy,
                     )
                 outputs.append(output)
                 if check:
@@ -362,12 +378,12 @@ class Trainer:
             [torch.stack([output[name].detach().float().mean() for output in outputs]).mean() for name in names]
         )
         means = dict(zip(names, self.accelerator.reduce(means, "mean").tolist()))
-        nats_per_token = means["bound"] / self.mean_tokens
+        # A step on the cross-entropy has no bound to show.
+        bound = {"nats_per_token": means["bound"] / self.mean_tokens} if "bound" in means else {}
         tokens_per_second = rate * self.arguments.batch_size * self.mean_tokens
         self._record(
             {
-                **{f"train/{name}": value for name, value in means.items()},
-                "train/nats_per_token": nats_per_token,
+                **{f"train/{name}": value for name, value in {**means, **bound}.items()},
                 "train/gradient_norm": norm.item(),
                 "train/learning_rate": self.optimizers[0].param_groups[0]["lr"],
                 "train/unknown_share": self.unknown_share,
@@ -377,7 +393,7 @@ class Trainer:
         )
         return {
             "loss": f"{means['loss']:.2f}",
-            "nats/token": f"{nats_per_token:.3f}",
+            **{"nats/token": f"{value:.3f}" for value in bound.values()},
             "tokens/s": f"{tokens_per_second:,.0f}",
         }
 
