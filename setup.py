@@ -2,6 +2,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+
 ROOT = Path(__file__).parent
 VERSION = {}
 exec((ROOT / "src/diffusers_text_nfdm/version.py").read_text(encoding="utf-8"), VERSION)

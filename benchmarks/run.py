@@ -20,7 +20,9 @@ def main() -> None:
     results = {}
     for size in arguments.sizes:
         results[size] = sampler_steps.measure(size, arguments.repeats)
-        print(f"One sampling step over one predictor call, NFDM, {size} size, batch {sampler_steps.BATCH_SIZES[size]}:")
+        print(
+            f"One sampling step over one predictor call, NFDM, {size} size, batch {sampler_steps.BATCH_SIZES[size]}:"
+        )
         for name, ratio in results[size].items():
             print(f"  {name:36s}{ratio:6.3f}x")
     arguments.output.parent.mkdir(parents=True, exist_ok=True)

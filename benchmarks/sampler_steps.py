@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
+from timing import interleaved, ratios
 
 from diffusers_text_nfdm import MarkovChainScheduler, NFDMConfig, NFDMModel, ReverseODEScheduler, ReverseSDEScheduler
-
-from timing import interleaved, ratios
 
 
 SIZES = {

@@ -159,12 +159,12 @@ def test_training_brings_the_bound_down_to_the_truth_and_not_below(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_importance_weighting_tightens_the_bound_and_stays_above_the_truth(name):
     model, log_frequencies = exact_model(name)
-    ids, information = sample_tokens(log_frequencies, 256)
+    ids, information = sample_tokens(log_frequencies, 144)
     one, eight = (
-        importance_weighted_bound(model, ids, num_draws=k, num_steps=6, batch_size=256) - information for k in (1, 8)
+        importance_weighted_bound(model, ids, num_draws=k, num_steps=6, batch_size=144) - information for k in (1, 8)
     )
-    assert (one - eight).mean() > 3 * (one - eight).std() / 16
-    assert eight.mean() > 3 * eight.std() / 16
+    assert (one - eight).mean() > 3 * (one - eight).std() / 12
+    assert eight.mean() > 3 * eight.std() / 12
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -176,14 +176,14 @@ def test_weights_are_those_of_a_probability_distribution(name):
             # Mean and std that do depend on the token.
             model.forward_process.network.output.weight.normal_(std=0.05, generator=seeded(0))
         if name.startswith("mulan"):
-            # So does the context.
+            # So does the context. (A narrower q(c|x) than the prior would give weights of large variance.)
             model.context_encoder.head.weight.normal_(std=0.05, generator=seeded(0))
-            model.context_encoder.head.bias.fill_(-0.3)
+            model.context_encoder.head.bias.fill_(0.3)
         if name in ("mulan-rescaled", "diffusion-lm"):
             # Their schedule starts at an SNR of 100, and the weights of large embeddings, which cross it in eight leaps, vary
             # so much that their mean cannot be measured.
             model.embeddings.weight.mul_(0.1)
-    n = 1000
+    n = 500
     ids = torch.arange(VOCAB).repeat_interleave(n)[:, None]
     weights = torch.exp(-importance_weighted_bound(model, ids, num_draws=1, num_steps=8, batch_size=len(ids)))
     weights = weights.view(VOCAB, n)
@@ -197,7 +197,7 @@ def test_weights_are_those_of_a_probability_distribution(name):
 def test_importance_weighted_bound_of_an_untrained_model_is_above_the_truth(name, kind):
     model = make_model(name, prediction_type=kind)
     ids, information = sample_tokens(torch.log_softmax(torch.randn(LENGTH, VOCAB, dtype=torch.float64), -1), 128)
-    excess = importance_weighted_bound(model, ids, num_draws=4, num_steps=8, batch_size=128) - information
+    excess = importance_weighted_bound(model, ids, num_draws=2, num_steps=4, batch_size=128) - information
     assert torch.isfinite(excess).all()
     assert excess.mean() > 4 * excess.std() / math.sqrt(128)
 
@@ -222,7 +222,7 @@ def test_one_weight_on_a_fine_grid_has_the_mean_of_the_continuous_bound(name):
     model, ids = smooth_model(name), make_ids(64)
     continuous = estimate_likelihood(model, ids, num_draws=64, batch_size=64).nats_per_story
     gaps, errors = [], []
-    for steps in (4, 64):
+    for steps in (4, 40):
         bounds = importance_weighted_bound(model, ids.repeat(4, 1), num_draws=1, num_steps=steps, batch_size=256)
         gaps.append(bounds.mean().item() - continuous.value)
         own_error = bounds.view(4, 64).var(0).sum().sqrt().item() / (2 * 64)
@@ -308,10 +308,10 @@ def test_units_differ_by_exact_factors_and_terms_sum_to_the_bound(name):
 
 def test_units_without_their_counts_are_none():
     model, ids, (_, chars) = make_model("diffusion-lm"), make_ids(3), counts(3)
-    neither = estimate_likelihood(model, ids, num_draws=2)
+    neither = estimate_likelihood(model, ids, num_draws=2, time_sampler="uniform")
     assert neither.nats_per_token is neither.bits_per_token is neither.bits_per_character is None
     assert "token" not in str(neither) and "character" not in str(neither)
-    only_chars = estimate_likelihood(model, ids, num_chars=chars, num_draws=2)
+    only_chars = estimate_likelihood(model, ids, num_chars=chars, num_draws=2, time_sampler="uniform")
     assert only_chars.nats_per_token is None and only_chars.bits_per_character is not None
 
 
@@ -332,14 +332,14 @@ def test_dataset_error_is_that_of_a_mean_and_of_a_ratio_of_means():
 
 
 def test_a_single_text_has_no_dataset_error():
-    estimate = estimate_likelihood(make_model("diffusion-lm"), make_ids(1), num_draws=2)
+    estimate = estimate_likelihood(make_model("diffusion-lm"), make_ids(1), num_draws=2, time_sampler="uniform")
     assert estimate.nats_per_story.dataset_error is None
     assert str(estimate).splitlines()[1].endswith("-")
 
 
 def test_monte_carlo_error_falls_with_the_root_of_the_draws():
     model, log_frequencies = exact_model("mulan")
-    ids, _ = sample_tokens(log_frequencies, 1024)
+    ids, _ = sample_tokens(log_frequencies, 512)
     few, many = (
         estimate_likelihood(model, ids, num_draws=n, batch_size=1024).nats_per_story.monte_carlo_error for n in (2, 32)
     )
@@ -431,7 +431,7 @@ def test_report_survives_json_with_its_protocol(tmp_path):
 
 def test_table_has_a_row_for_every_unit_and_term():
     model, ids, (tokens, chars) = make_model("nfdm", torch.float32), make_ids(6), counts(6)
-    estimate = estimate_likelihood(model, ids, tokens, chars, num_draws=2)
+    estimate = estimate_likelihood(model, ids, tokens, chars, num_draws=2, time_sampler="uniform")
     rows = {line[:34].strip(): line[34:].split() for line in str(estimate).splitlines()[1:]}
     for unit in UNIT_NAMES:
         quantity = getattr(estimate, unit)
@@ -482,10 +482,15 @@ def test_columns_of_a_prepared_dataset_are_the_arguments():
     texts = ["Tom ran.", "Tom saw a fox.", "a red fox ran."]
     prepared, _ = prepare_dataset(Dataset.from_dict({"text": texts}), make_tokenizer(), LENGTH)
     model = make_model("nfdm", torch.float32)
-    estimate = estimate_likelihood(model, **prepared[:], num_draws=2)
+    estimate = estimate_likelihood(model, **prepared[:], num_draws=2, time_sampler="uniform")
     rows = prepared[:]
     assert estimate == estimate_likelihood(
-        model, rows["input_ids"].tolist(), rows["num_tokens"].tolist(), rows["num_chars"].tolist(), num_draws=2
+        model,
+        rows["input_ids"].tolist(),
+        rows["num_tokens"].tolist(),
+        rows["num_chars"].tolist(),
+        num_draws=2,
+        time_sampler="uniform",
     )
     assert estimate.protocol["texts"] == 3
 
@@ -495,7 +500,7 @@ def test_model_is_left_in_the_mode_it_was_in(training):
     model = make_model("mulan", torch.float32, hidden_dropout_prob=0.5).train(training)
     modes = []
     handle = model.predictor.register_forward_hook(lambda module, *_: modes.append(module.training))
-    estimate_likelihood(model, make_ids(4), num_draws=2)
+    estimate_likelihood(model, make_ids(4), num_draws=2, time_sampler="uniform")
     importance_weighted_bound(model, make_ids(2), num_draws=1, num_steps=2)
     handle.remove()
     assert modes and not any(modes) and model.training == training

@@ -92,7 +92,9 @@ def test_relative_bias_depends_on_the_distance_alone_and_spares_the_context():
     bias = RelativePositionBias(max_length=4, num_heads=2)
     scores = bias(5)
     assert scores.shape == (1, 2, 5, 5)
-    assert torch.equal(scores[..., 4, :], torch.zeros(1, 2, 5)) and torch.equal(scores[..., :, 4], torch.zeros(1, 2, 5))
+    assert torch.equal(scores[..., 4, :], torch.zeros(1, 2, 5)) and torch.equal(
+        scores[..., :, 4], torch.zeros(1, 2, 5)
+    )
     text = scores[0, :, :4, :4]
     for distance in range(-3, 4):
         diagonal = text.diagonal(distance, -2, -1)

@@ -10,6 +10,7 @@ import time
 
 import psutil
 import pytest
+import torch
 from hub_server import HubServer, card_metadata
 from runs import (
     ROOT,
@@ -145,7 +146,10 @@ def test_errors_are_said_in_a_line_and_leave_nothing(config, tmp_path, monkeypat
     """The Hub is out of reach here, which is found before the first step."""
     options = ["--config", str(config), "--output_dir", str(tmp_path / "run"), "--push_to_hub"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
-    assert runpy.run_path(str(SCRIPT))["main"]() == 1
+    try:
+        assert runpy.run_path(str(SCRIPT))["main"]() == 1
+    finally:
+        torch.set_flush_denormal(False)
     printed = capsys.readouterr().err
     assert "error: `push_to_hub` is set, but the repository 'run' can be neither found nor created" in printed
     assert not (tmp_path / "run").exists()

@@ -102,7 +102,11 @@ class TextDiffusionConfig(PreTrainedConfig):
             num_time_buckets=self.num_time_buckets,
         )
         self._check_heads("hidden_size", "num_attention_heads")
-        if isinstance(self.neighbor_mixing, bool) or not isinstance(self.neighbor_mixing, int) or self.neighbor_mixing < 0:
+        if (
+            isinstance(self.neighbor_mixing, bool)
+            or not isinstance(self.neighbor_mixing, int)
+            or self.neighbor_mixing < 0
+        ):
             raise ValueError(f"`neighbor_mixing` is {self.neighbor_mixing!r}; it must be an integer of at least 0.")
         _one_of("prediction_type", self.prediction_type, PREDICTION_TYPES)
         if self.posterior_features and self.prediction_type != "categorical":

@@ -13,7 +13,14 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from .. import objective
-from ..forward_processes import DiffusionLMProcess, ForwardProcess, LearnedVolatility, MarkovianVolatility, MuLANProcess, NFDMProcess
+from ..forward_processes import (
+    DiffusionLMProcess,
+    ForwardProcess,
+    LearnedVolatility,
+    MarkovianVolatility,
+    MuLANProcess,
+    NFDMProcess,
+)
 from ..time_samplers import BucketTimeSampler, UniformTimeSampler, stratify
 from .configuration import DiffusionLMConfig, MuLANConfig, NFDMConfig, TextDiffusionConfig
 from .context_encoder import ContextEncoder
@@ -315,7 +322,9 @@ class TextDiffusionModel(PreTrainedModel):
         )
         return output if return_dict else output.to_tuple()
 
-    def _cross_entropy(self, input_ids: Tensor, t: Tensor, draws: Draws, return_dict: bool) -> TextDiffusionOutput | tuple:
+    def _cross_entropy(
+        self, input_ids: Tensor, t: Tensor, draws: Draws, return_dict: bool
+    ) -> TextDiffusionOutput | tuple:
         """`-Σ_i log p(x_i | z_t)` at the times t, as they fall: no weights, no gradient to the forward process and the embeddings."""
         with torch.no_grad():
             embeddings = self.embed(input_ids)

@@ -40,7 +40,9 @@ class CategoricalPrediction(nn.Module):
         super().__init__()
         self.gate = nn.Linear(self.fourier_dim, 1)
 
-    def posterior_logits(self, z: Tensor, t: Tensor, base: tuple[Tensor, Tensor], table: Tensor, bias: Tensor) -> Tensor:
+    def posterior_logits(
+        self, z: Tensor, t: Tensor, base: tuple[Tensor, Tensor], table: Tensor, bias: Tensor
+    ) -> Tensor:
         """The logits with `net = 0`; `base` is `(α, σ)` of the forward process, `table` the embeddings."""
         alpha, sigma = base
         features = fourier_features(t, self.fourier_dim).value.to(self.gate.weight.dtype)

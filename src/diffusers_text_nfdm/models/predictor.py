@@ -45,9 +45,13 @@ class Predictor(nn.Module):
             nn.Linear(config.vocab_size, config.hidden_size, bias=False) if config.posterior_features else None
         )
         window = config.neighbor_mixing
-        self.neighbors = nn.Conv1d(config.hidden_size, config.hidden_size, 2 * window + 1, padding=window) if window else None
+        self.neighbors = (
+            nn.Conv1d(config.hidden_size, config.hidden_size, 2 * window + 1, padding=window) if window else None
+        )
         self.relative_positions = (
-            RelativePositionBias(config.max_length, config.num_attention_heads) if config.relative_position_bias else None
+            RelativePositionBias(config.max_length, config.num_attention_heads)
+            if config.relative_position_bias
+            else None
         )
         self.context = None if context_dim is None else nn.Linear(context_dim, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -57,9 +61,7 @@ class Predictor(nn.Module):
         output_dim = config.vocab_size if categorical else config.embedding_dim
         self.output = _tanh_mlp(config.hidden_size, config.hidden_size, output_dim)
 
-    def forward(
-        self, z: Tensor, t: Tensor, context: Tensor | None = None, posterior: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, z: Tensor, t: Tensor, context: Tensor | None = None, posterior: Tensor | None = None) -> Tensor:
         """`posterior` is `p(x_i | z_i)` for every position, `(batch, seq, vocab)`, where `posterior_features` is set."""
         dtype = self.positions.weight.dtype
         hidden = self.input(z.to(dtype)) + self.positions.weight[: z.shape[1]]

@@ -100,7 +100,9 @@ class TrainingArguments:
         0.9999, "optimisation", "decay of the averaged weights, which are those evaluated and released"
     )
     cross_entropy_steps: int = setting(
-        0, "optimisation", "steps on the predictor's cross-entropy before each step on the bound, for categorical prediction"
+        0,
+        "optimisation",
+        "steps on the predictor's cross-entropy before each step on the bound, for categorical prediction",
     )
     context_warmup_steps: int = setting(
         0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1"
@@ -180,7 +182,9 @@ class TrainingArguments:
                 "logits to take it of."
             )
         if self.streaming and self.cooccurrence_embeddings:
-            raise ValueError("`cooccurrence_embeddings` needs the texts before training, which a stream does not have.")
+            raise ValueError(
+                "`cooccurrence_embeddings` needs the texts before training, which a stream does not have."
+            )
         if self.evaluation_draws % 2:
             raise ValueError(f"`evaluation_draws` is {self.evaluation_draws}; it must be an even number.")
         if self.checkpoints_total_limit is not None and self.checkpoints_total_limit < 1:

@@ -211,7 +211,9 @@ class Trainer:
                 model.set_token_frequencies(self._token_counts(ids, len(tokenizer)))
             if arguments.cooccurrence_embeddings:
                 some = ids[: min(len(ids), COOCCURRENCE_TEXTS)]["input_ids"]
-                model.set_embeddings(cooccurrence_embeddings(some, len(tokenizer), config.embedding_dim, seed=arguments.seed))
+                model.set_embeddings(
+                    cooccurrence_embeddings(some, len(tokenizer), config.embedding_dim, seed=arguments.seed)
+                )
         # The averaged weights are evaluated and released in a model of their own, whole even where training shards them.
         self.released: TextDiffusionModel = copy.deepcopy(model).requires_grad_(False).eval().to(accelerator.device)
         if arguments.gradient_checkpointing:
