@@ -24,11 +24,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e ".[dev]"
 	@touch $@
 
+# Accelerate gives a process one CPU thread unless told otherwise.
 train: $(VENV)/.installed
-	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no examples/train_nfdm.py
+	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+		--num_cpu_threads_per_process $$(nproc 2>/dev/null || sysctl -n hw.ncpu) examples/train_nfdm.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow

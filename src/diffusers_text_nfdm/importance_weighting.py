@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .forward_processes import ForwardProcess
-from .likelihood import evaluation_mode
-from .models import TextDiffusionModel
+from .models import TextDiffusionModel, evaluation_mode
 
 
 @torch.no_grad()

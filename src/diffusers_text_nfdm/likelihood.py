@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .models import TextDiffusionModel
+from .models import TextDiffusionModel, evaluation_mode
 from .time_samplers import UniformTimeSampler
 from .version import __version__
 
@@ -158,17 +157,6 @@ def estimate_likelihood(
             "version": __version__,
         },
     )
-
-
-@contextmanager
-def evaluation_mode(model: TextDiffusionModel) -> Iterator[None]:
-    """Without dropout; afterwards in the mode the model was in, whatever happened."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def _counts(name: str, counts: Tensor | Sequence[int] | None, texts: int) -> Tensor | None:

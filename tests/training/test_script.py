@@ -34,7 +34,17 @@ STEPS = 60
 def config(data, tmp_path_factory):
     """Settings in a file. Checkpoints at every seventh step, so that a kill is rarely at one."""
     path = tmp_path_factory.mktemp("config") / "tiny.yaml"
-    settings = arguments(data, None, max_steps=STEPS, checkpoint_every=7, evaluate_every=20)
+    # Steps on the cross-entropy leave parameters without gradient, which DDP and the optimizers have to bear.
+    settings = arguments(
+        data,
+        None,
+        max_steps=STEPS,
+        checkpoint_every=7,
+        evaluate_every=20,
+        cross_entropy_steps=1,
+        cooccurrence_embeddings=True,
+        model_config={"prediction_type": "categorical", "decoder": "gaussian"},
+    )
     path.write_text(settings.to_yaml())
     return path
 
@@ -97,7 +107,7 @@ def test_two_processes_are_one_with_twice_the_batch(config, uninterrupted, tmp_p
     one = {entry["step"]: entry for entry in metrics(uninterrupted) if "train/loss" in entry}
     two = {entry["step"]: entry for entry in metrics(run) if "train/loss" in entry}
     for step in range(1, 15):
-        for key in ("train/loss", "train/bound", "train/gradient_norm"):
+        for key in ("train/loss", "train/gradient_norm"):
             assert two[step][key] == pytest.approx(one[step][key], rel=1e-3), f"{key} at step {step}"
     assert_close_weights(weights(uninterrupted, 7), weights(run, 7), weights(run, 14), learning_rate=2e-3)
 

@@ -1,7 +1,8 @@
 from transformers import AutoConfig, AutoModel
 
 from .configuration import DiffusionLMConfig, MuLANConfig, NFDMConfig, TextDiffusionConfig
-from .modeling import DiffusionLMModel, Draws, MuLANModel, NFDMModel, TextDiffusionModel, TextDiffusionOutput
+from .modeling import DiffusionLMModel, MuLANModel, NFDMModel, TextDiffusionModel, evaluation_mode
+from .outputs import Draws, TextDiffusionOutput
 
 
 for _config, _model in ((NFDMConfig, NFDMModel), (MuLANConfig, MuLANModel), (DiffusionLMConfig, DiffusionLMModel)):
@@ -19,4 +20,5 @@ __all__ = [
     "TextDiffusionConfig",
     "TextDiffusionModel",
     "TextDiffusionOutput",
+    "evaluation_mode",
 ]

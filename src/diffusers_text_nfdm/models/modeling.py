@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import ModelOutput
 
 from .. import objective
 from ..forward_processes import (
@@ -24,75 +24,10 @@ from ..forward_processes import (
 from ..time_samplers import BucketTimeSampler, UniformTimeSampler, stratify
 from .configuration import DiffusionLMConfig, MuLANConfig, NFDMConfig, TextDiffusionConfig
 from .context_encoder import ContextEncoder
+from .outputs import Draws, TextDiffusionOutput
 from .prediction import CategoricalPrediction, EmbeddingPrediction
 from .predictor import Predictor
 from .transformer import Modulation, Transformer
-
-
-@dataclass
-class Draws:
-    """The random numbers of one evaluation of the bound, so that a caller may fix, share or split them.
-
-    Args:
-        uniforms: `(batch,)` in [0, 1), turned into times by the model's time sampler.
-        noise: `(batch, seq, dim)`, ε of `z_t`.
-        initial_noise: `(batch, seq, dim)`, ε of `z_0`.
-        context_noise: `(batch, context_dim)`, ε of MuLAN's context, else `None`.
-    """
-
-    uniforms: Tensor
-    noise: Tensor
-    initial_noise: Tensor
-    context_noise: Tensor | None = None
-
-    def slice(self, start: int, stop: int) -> Draws:
-        """The draws of examples `start` to `stop`."""
-        context_noise = None if self.context_noise is None else self.context_noise[start:stop]
-        return Draws(self.uniforms[start:stop], self.noise[start:stop], self.initial_noise[start:stop], context_noise)
-
-
-@dataclass
-class TextDiffusionOutput(ModelOutput):
-    """The loss and the terms of the bound. All but `loss` and the last two are per example, in nats.
-
-    Args:
-        loss: what training minimises, averaged over the batch: the bound, or its rescaled form.
-        bound: `reconstruction + diffusion + prior + context`, an estimate of an upper bound of `-log p(x)`.
-        diffusion: the diffusion term at `t`, divided by the density of t.
-        reconstruction, prior, context: the other terms (`context` is zero without one).
-        rescaled_diffusion: `||E - Ê||²`.
-        cross_entropy: of the predicted tokens at `t`, when `forward` was asked for it instead of the bound.
-        t: the times.
-        reconstruction_accuracy: share of tokens that `z_0` decodes to.
-        embedding_norm: mean norm of the embeddings of the batch.
-        nearest_neighbor_distance: mean distance from the batch's embeddings to the nearest embedding of another token.
-            These three fall to chance or to zero when the embeddings collapse.
-    """
-
-    loss: Tensor | None = None
-    bound: Tensor | None = None
-    diffusion: Tensor | None = None
-    reconstruction: Tensor | None = None
-    prior: Tensor | None = None
-    context: Tensor | None = None
-    rescaled_diffusion: Tensor | None = None
-    cross_entropy: Tensor | None = None
-    t: Tensor | None = None
-    reconstruction_accuracy: Tensor | None = None
-    embedding_norm: Tensor | None = None
-    nearest_neighbor_distance: Tensor | None = None
-
-    def non_finite_terms(self) -> str | None:
-        """Which term is not finite, and at which t; `None` when all are finite."""
-        for name in ("diffusion", "reconstruction", "prior", "context", "cross_entropy"):
-            values = getattr(self, name)
-            if values is None:
-                continue
-            bad = ~torch.isfinite(values)
-            if bad.any():
-                times = ", ".join(f"{time:.6g}" for time in self.t[bad].tolist()[:5])
-                return f"{name} is {values[bad][0].item()} at t = {times}"
-        return None
 
 
 class TextDiffusionModel(PreTrainedModel):
@@ -364,6 +299,17 @@ class TextDiffusionModel(PreTrainedModel):
                 )
         if t is not None and t.device.type == "cpu" and not ((t >= 0) & (t <= 1)).all():
             raise ValueError(f"`t` is {t.tolist()}; every time must be a number in [0, 1].")
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """The model without dropout, and back in the mode it was in, whatever happens."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 class NFDMModel(TextDiffusionModel):

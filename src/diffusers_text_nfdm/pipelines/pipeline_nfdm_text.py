@@ -12,7 +12,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..models import TextDiffusionModel
+from ..models import TextDiffusionModel, evaluation_mode
 from ..schedulers import TextDiffusionScheduler
 from ..tokenization import content_ids, special_ids
 from .decoding import select_tokens
@@ -112,15 +112,12 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         )  # fmt: skip
         self._set_timesteps(num_inference_steps, timesteps)
         generators = self._generators(num_samples, generator)
-        was_training = self.model.training
-        self.model.eval()
-
         starts = range(0, num_samples, batch_size)
         # An adaptive scheduler does not know how many calls it will take.
         known = hasattr(self.scheduler.timesteps, "__len__")
         num_calls = len(self.scheduler.timesteps) * len(starts) if known else float("inf")
         batches = []
-        with self.progress_bar(total=num_calls) as bar:
+        with evaluation_mode(self.model), self.progress_bar(total=num_calls) as bar:
             for start in starts:
                 # A fresh start for every batch: schedulers carry state from step to step.
                 self._set_timesteps(num_inference_steps, timesteps)
@@ -146,7 +143,6 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                     for batch, chosen in zip(batches, (generators[start : start + batch_size] for start in starts))
                 ]
             ).cpu()
-        self.model.train(was_training)
         self.maybe_free_model_hooks()
         trajectory, trajectory_times = _join_trajectories(batches) if return_trajectory else (None, None)
         output = NFDMTextPipelineOutput(

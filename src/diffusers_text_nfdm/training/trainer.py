@@ -381,11 +381,12 @@ class Trainer:
         )
         means = dict(zip(names, self.accelerator.reduce(means, "mean").tolist()))
         # A step on the cross-entropy has no bound to show.
-        bound = {"nats_per_token": means["bound"] / self.mean_tokens} if "bound" in means else {}
+        if "bound" in means:
+            means["nats_per_token"] = means["bound"] / self.mean_tokens
         tokens_per_second = rate * self.arguments.batch_size * self.mean_tokens
         self._record(
             {
-                **{f"train/{name}": value for name, value in {**means, **bound}.items()},
+                **{f"train/{name}": value for name, value in means.items()},
                 "train/gradient_norm": norm.item(),
                 "train/learning_rate": self.optimizers[0].param_groups[0]["lr"],
                 "train/unknown_share": self.unknown_share,
@@ -393,11 +394,10 @@ class Trainer:
                 "train/tokens_per_second": tokens_per_second,
             }
         )
-        return {
-            "loss": f"{means['loss']:.2f}",
-            **{"nats/token": f"{value:.3f}" for value in bound.values()},
-            "tokens/s": f"{tokens_per_second:,.0f}",
-        }
+        shown = {"loss": f"{means['loss']:.2f}", "tokens/s": f"{tokens_per_second:,.0f}"}
+        if "bound" in means:
+            shown["nats/token"] = f"{means['nats_per_token']:.3f}"
+        return shown
 
     def _evaluate(self) -> None:
         """The validation bound and a few samples, with the averaged weights.
@@ -410,10 +410,10 @@ class Trainer:
         estimate = self.validation_bound(arguments.evaluation_texts)
         samples = self.sample(arguments.num_samples, seed=step) if arguments.num_samples else []
         bound = estimate.nats_per_story.value
-        if bound < self.progress.best_bound:
+        # What has not been trained is no candidate.
+        if step > 0 and bound < self.progress.best_bound:
             self.progress.best_bound = bound
-            if step > 0:
-                self._write_pipeline("best")
+            self._write_pipeline("best")
         self._record(
             {
                 **{f"validation/{name}": quantity.value for name, quantity in estimate.terms.items()},
