@@ -40,7 +40,7 @@ def save_plots(trainer: Trainer) -> list[Path]:
     """Draw all figures of a finished run into its folder `plots`. The models are those of the averaged weights."""
     folder = trainer.run / "plots"
     folder.mkdir(exist_ok=True)
-    model, input_ids = trainer.released, trainer.validation_ids(NUM_TEXTS)
+    model, input_ids = trainer.released, trainer.data.validation_rows(NUM_TEXTS)["input_ids"].long()
     entropy = None
     if trainer.arguments.dataset == "stories":
         from ..stories import StoryGrammar

@@ -84,7 +84,7 @@ def describe_samples(trainer: Trainer, texts: list[str]) -> dict:
     """Number, distinct texts, copies of training texts and, for the embedded corpus, how many are stories of its language."""
     described: dict = {"number": len(texts), "distinct": len(set(texts))}
     if not trainer.arguments.streaming:
-        described["copied_from_training"] = len(set(texts) & set(trainer.texts["train"]["text"]))
+        described["copied_from_training"] = len(set(texts) & set(trainer.data.texts["train"]["text"]))
     if trainer.arguments.dataset == "stories":
         from ..stories import StoryGrammar
 
@@ -125,8 +125,8 @@ def _write_release(trainer: Trainer, folder: Path, summary: dict, report: str, t
         if arguments.dataset == "stories"
         else f"`{arguments.dataset}`."
     )
-    if trainer.reports:
-        data += f" {trainer.reports['train']}"
+    if trainer.data.reports:
+        data += f" {trainer.data.reports['train']}"
     protocol = "\n".join(f"- {key}: {value}" for key, value in summary["likelihood"]["protocol"].items())
     write_model_card(
         pipeline,

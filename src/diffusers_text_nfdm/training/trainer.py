@@ -20,21 +20,17 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.tracking import filter_trackers, get_available_trackers
 from accelerate.utils import broadcast_object_list, set_seed
-from datasets import Dataset
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from .. import schedulers
-from ..data import load_text_dataset, prepare_dataset
 from ..likelihood import LikelihoodEstimate, estimate_likelihood
 from ..models import TextDiffusionModel, TextDiffusionOutput
-from ..models.cooccurrence import cooccurrence_embeddings
 from ..pipelines import NFDMTextPipeline
-from ..tokenization import WordTokenizer
-from .arguments import CONFIGS, TrainingArguments
+from .arguments import TrainingArguments
 from .batches import Partition, training_batches
 from .checkpoints import SETTINGS_FILE, clear_leftovers, open_run, remove_old, replace_file, write_whole
 from .optimization import ExponentialMovingAverage, build_optimizers, check_combination, learning_rate_factor, whole
+from .preparation import TrainingData, build_model
 from .summary import finish, open_repository
 
 
@@ -43,13 +39,6 @@ REPEATED_SIGNAL_SECONDS = 3.0
 # Asking all processes whether one got a signal makes an accelerator wait, so it is not done at every step there.
 STEPS_BETWEEN_SIGNAL_CHECKS = 10
 SMALL_ESTIMATE = 1000
-
-# Enough texts for the statistics of neighbouring words.
-COOCCURRENCE_TEXTS = 50_000
-
-MODELS = {
-    config.model_type: model for config, model in ((m.config_class, m) for m in TextDiffusionModel.__subclasses__())
-}
 
 
 @dataclass
@@ -75,7 +64,15 @@ class Trainer:
         # What `accelerate launch` decided is part of the run's settings.
         self.arguments = dataclasses.replace(arguments, mixed_precision=self.accelerator.mixed_precision)
         self.run, self.checkpoint = self._main_first(lambda: open_run(self.arguments, name), share=True)
-        self._main_first(self._prepare_data)
+        self.partition = Partition(
+            arguments.batch_size,
+            self.accelerator.num_processes,
+            self.accelerator.process_index,
+            arguments.gradient_accumulation_steps,
+        )
+        self.data = self._main_first(self._load_data)
+        for split, report in (self.data.reports or {}).items():
+            self._say(f"{split}: {report}")
         self._build_model()
         self.repository = self._main_first(lambda: open_repository(self.arguments, self.run), share=True)
         self.progress = Progress()
@@ -129,95 +126,15 @@ class Trainer:
             result = outcome[0] if share else action()
         return result
 
-    def _prepare_data(self) -> None:
-        arguments = self.arguments
-        self.partition = Partition(
-            arguments.batch_size,
-            self.accelerator.num_processes,
-            self.accelerator.process_index,
-            arguments.gradient_accumulation_steps,
-        )
-        source = arguments.dataset
-        if arguments.validation_file is not None:
-            source = {"train": arguments.dataset, "validation": arguments.validation_file}
-        raw = load_text_dataset(
-            source,
-            config_name=arguments.dataset_config,
-            column=arguments.text_column,
-            streaming=arguments.streaming,
-            seed=arguments.seed,
-        )
-        if "validation" not in raw:
-            raise ValueError(
-                f"The dataset {arguments.dataset!r} has the splits {list(raw)}; training needs a validation split too."
-            )
-        raw = type(raw)({split: raw[split] for split in ("train", "validation")})
-        self.tokenizer = self._load_tokenizer(raw["train"])
-        prepared, self.reports = prepare_dataset(raw, self.tokenizer, arguments.max_length)
-        self.texts = raw
-        self.train_data, self.validation_data = prepared["train"], prepared["validation"]
-        if arguments.streaming:
-            self._read_streamed_validation()
-        elif len(self.train_data) < arguments.batch_size:
-            raise ValueError(
-                f"`batch_size` is {arguments.batch_size}, but there are only {len(self.train_data)} training texts."
-            )
-        else:
-            self.mean_tokens, self.unknown_share = (
-                self.reports["train"].mean_tokens,
-                self.reports["train"].unknown_share,
-            )
-        for split, report in (self.reports or {}).items():
-            self._say(f"{split}: {report}")
-
-    def _read_streamed_validation(self) -> None:
-        rows = list(self.validation_data.take(2 * self.arguments.evaluation_texts))
-        if not rows:
-            raise ValueError(f"The validation split of {self.arguments.dataset!r} has no texts.")
-        self.validation_data = {key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
-        # A stream is not counted beforehand: its validation texts stand for it.
-        num_tokens = self.validation_data["num_tokens"].double()
-        unknown = (self.validation_data["input_ids"] == self.tokenizer.unk_token_id).sum()
-        self.mean_tokens, self.unknown_share = num_tokens.mean().item(), (unknown / num_tokens.sum()).item()
-
-    def _load_tokenizer(self, train_texts) -> PreTrainedTokenizerBase:
-        if self.checkpoint is not None:
-            saved = self.checkpoint.parent / "tokenizer"
-            return (
-                WordTokenizer.from_pretrained(saved)
-                if self.arguments.tokenizer is None
-                else AutoTokenizer.from_pretrained(saved)
-            )
-        if self.arguments.tokenizer is not None:
-            return AutoTokenizer.from_pretrained(self.arguments.tokenizer)
-        texts = (row["text"] for row in train_texts.take(100_000)) if self.arguments.streaming else train_texts["text"]
-        return WordTokenizer.from_texts(texts, self.arguments.min_word_count, self.arguments.max_length)
+    def _load_data(self) -> TrainingData:
+        return TrainingData(self.arguments, None if self.checkpoint is None else self.checkpoint.parent / "tokenizer")
 
     def _build_model(self) -> None:
-        arguments, accelerator, tokenizer = self.arguments, self.accelerator, self.tokenizer
+        arguments, accelerator = self.arguments, self.accelerator
         set_seed(arguments.seed)
-        config = CONFIGS[arguments.model_type](
-            vocab_size=len(tokenizer),
-            max_length=arguments.max_length,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            **arguments.model_config,
-        )
-        model = MODELS[arguments.model_type](config)
-        if not arguments.streaming:
-            ids = self.train_data.select_columns(["input_ids"])
-            if config.prediction_type == "categorical":
-                model.set_token_frequencies(self._token_counts(ids, len(tokenizer)))
-            if arguments.cooccurrence_embeddings:
-                some = ids[: min(len(ids), COOCCURRENCE_TEXTS)]["input_ids"]
-                model.set_embeddings(
-                    cooccurrence_embeddings(some, len(tokenizer), config.embedding_dim, seed=arguments.seed)
-                )
+        model = build_model(arguments, self.data)
         # The averaged weights are evaluated and released in a model of their own, whole even where training shards them.
         self.released: TextDiffusionModel = copy.deepcopy(model).requires_grad_(False).eval().to(accelerator.device)
-        if arguments.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
         if arguments.compile_predictor:
             model.predictor.compile()
         optimizers = build_optimizers(model, arguments)
@@ -227,13 +144,6 @@ class Trainer:
         # The time sampler's gradients are of another kind, and must not use up the norm that the others are clipped to.
         sampler = {id(parameter) for parameter in self.model.time_sampler.parameters()}
         self.clipped_parameters = [parameter for parameter in self.model.parameters() if id(parameter) not in sampler]
-
-    @staticmethod
-    def _token_counts(ids: Dataset, vocab_size: int) -> torch.Tensor:
-        counts = torch.zeros(vocab_size, dtype=torch.float64)
-        for batch in ids.iter(batch_size=10_000):
-            counts += torch.bincount(batch["input_ids"].flatten(), minlength=vocab_size)
-        return counts
 
     # ---- The loop ---------------------------------------------------------------------------------------------------
 
@@ -270,7 +180,7 @@ class Trainer:
         if arguments.stop_after_steps is not None:
             last_step = min(last_step, first_step + arguments.stop_after_steps)
         batches = training_batches(
-            self.train_data, partition, arguments.seed, start_step=progress.step, workers=arguments.dataloader_workers
+            self.data.train, partition, arguments.seed, start_step=progress.step, workers=arguments.dataloader_workers
         )
         self._clock, self._logged_step = time.perf_counter(), progress.step
         if progress.step == 0:
@@ -382,14 +292,14 @@ class Trainer:
         means = dict(zip(names, self.accelerator.reduce(means, "mean").tolist()))
         # A step on the cross-entropy has no bound to show.
         if "bound" in means:
-            means["nats_per_token"] = means["bound"] / self.mean_tokens
-        tokens_per_second = rate * self.arguments.batch_size * self.mean_tokens
+            means["nats_per_token"] = means["bound"] / self.data.mean_tokens
+        tokens_per_second = rate * self.arguments.batch_size * self.data.mean_tokens
         self._record(
             {
                 **{f"train/{name}": value for name, value in means.items()},
                 "train/gradient_norm": norm.item(),
                 "train/learning_rate": self.optimizers[0].param_groups[0]["lr"],
-                "train/unknown_share": self.unknown_share,
+                "train/unknown_share": self.data.unknown_share,
                 "train/steps_per_second": rate,
                 "train/tokens_per_second": tokens_per_second,
             }
@@ -432,7 +342,7 @@ class Trainer:
 
     def validation_bound(self, num_texts: int, draws: int | None = None) -> LikelihoodEstimate:
         """The bound of the released model on the first validation texts."""
-        rows = self._validation_rows(num_texts)
+        rows = self.data.validation_rows(num_texts)
         draws = draws or self.arguments.evaluation_draws
         time_sampler = "pilot"
         if len(rows["input_ids"]) * draws < SMALL_ESTIMATE:
@@ -449,19 +359,10 @@ class Trainer:
             seed=self.arguments.seed,
         )
 
-    def validation_ids(self, num_texts: int) -> torch.Tensor:
-        """Token ids of the first validation texts."""
-        return self._validation_rows(num_texts)["input_ids"].long()
-
-    def _validation_rows(self, num_texts: int) -> dict[str, torch.Tensor]:
-        if isinstance(self.validation_data, dict):
-            return {key: values[:num_texts] for key, values in self.validation_data.items()}
-        return self.validation_data[:num_texts]
-
     def pipeline(self) -> NFDMTextPipeline:
         """A pipeline around the released model."""
         scheduler = getattr(schedulers, self.arguments.scheduler)(**self.arguments.scheduler_config)
-        return NFDMTextPipeline(self.released, self.tokenizer, scheduler)
+        return NFDMTextPipeline(self.released, self.data.tokenizer, scheduler)
 
     def sample(self, num_samples: int, seed: int, progress_bar: bool = False) -> list[str]:
         pipeline = self.pipeline()
@@ -493,7 +394,7 @@ class Trainer:
         clear_leftovers(self.run)
         replace_file(self.run / SETTINGS_FILE, json.dumps(self.arguments.to_dict(), indent=2) + "\n")
         if self.checkpoint is None or self.checkpoint.parent.resolve() != self.run.resolve():
-            self.tokenizer.save_pretrained(self.run / "tokenizer")
+            self.data.tokenizer.save_pretrained(self.run / "tokenizer")
         metrics = self.run / "metrics.jsonl"
         if metrics.is_file():
             # What was logged after the checkpoint is logged again.

@@ -1,0 +1,126 @@
+"""What a run starts from: texts as token ids, and the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from ..data import load_text_dataset, prepare_dataset
+from ..models import DiffusionLMModel, MuLANModel, NFDMModel, TextDiffusionModel
+from ..models.cooccurrence import cooccurrence_embeddings
+from ..tokenization import WordTokenizer
+from .arguments import CONFIGS, TrainingArguments
+
+
+MODELS = {model.config_class.model_type: model for model in (NFDMModel, MuLANModel, DiffusionLMModel)}
+# Enough texts for a vocabulary, where they come as a stream.
+VOCABULARY_TEXTS = 100_000
+# Enough texts for the statistics of neighbouring words.
+COOCCURRENCE_TEXTS = 50_000
+
+
+class TrainingData:
+    """Training and validation texts, prepared with their tokenizer.
+
+    Args:
+        arguments: the settings of the run.
+        tokenizer_folder: folder of the tokenizer of a run that is continued.
+
+    Attributes:
+        texts: the raw splits.
+        tokenizer: the tokenizer, built from the training texts unless one is given.
+        train: the training texts as token ids.
+        reports: what became of each split, `None` for a stream.
+        mean_tokens, unknown_share: real tokens per text and their share of UNK.
+    """
+
+    def __init__(self, arguments: TrainingArguments, tokenizer_folder: Path | None = None):
+        self.arguments = arguments
+        source = arguments.dataset
+        if arguments.validation_file is not None:
+            source = {"train": arguments.dataset, "validation": arguments.validation_file}
+        raw = load_text_dataset(
+            source,
+            config_name=arguments.dataset_config,
+            column=arguments.text_column,
+            streaming=arguments.streaming,
+            seed=arguments.seed,
+        )
+        if "validation" not in raw:
+            raise ValueError(
+                f"The dataset {arguments.dataset!r} has the splits {list(raw)}; training needs a validation split too."
+            )
+        self.texts = type(raw)({split: raw[split] for split in ("train", "validation")})
+        self.tokenizer = self._load_tokenizer(tokenizer_folder)
+        prepared, self.reports = prepare_dataset(self.texts, self.tokenizer, arguments.max_length)
+        self.train, self._validation = prepared["train"], prepared["validation"]
+        if arguments.streaming:
+            self._read_streamed_validation()
+        elif len(self.train) < arguments.batch_size:
+            raise ValueError(
+                f"`batch_size` is {arguments.batch_size}, but there are only {len(self.train)} training texts."
+            )
+        else:
+            self.mean_tokens = self.reports["train"].mean_tokens
+            self.unknown_share = self.reports["train"].unknown_share
+
+    def validation_rows(self, num_texts: int) -> dict[str, torch.Tensor]:
+        """`input_ids`, `num_tokens` and `num_chars` of the first validation texts."""
+        if isinstance(self._validation, dict):
+            return {key: values[:num_texts] for key, values in self._validation.items()}
+        return self._validation[:num_texts]
+
+    def _load_tokenizer(self, folder: Path | None) -> PreTrainedTokenizerBase:
+        arguments, train = self.arguments, self.texts["train"]
+        if folder is not None:
+            kind = WordTokenizer if arguments.tokenizer is None else AutoTokenizer
+            return kind.from_pretrained(folder)
+        if arguments.tokenizer is not None:
+            return AutoTokenizer.from_pretrained(arguments.tokenizer)
+        texts = (row["text"] for row in train.take(VOCABULARY_TEXTS)) if arguments.streaming else train["text"]
+        return WordTokenizer.from_texts(texts, arguments.min_word_count, arguments.max_length)
+
+    def _read_streamed_validation(self) -> None:
+        rows = list(self._validation.take(2 * self.arguments.evaluation_texts))
+        if not rows:
+            raise ValueError(f"The validation split of {self.arguments.dataset!r} has no texts.")
+        self._validation = {key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
+        # A stream is not counted beforehand: its validation texts stand for it.
+        num_tokens = self._validation["num_tokens"].double()
+        unknown = (self._validation["input_ids"] == self.tokenizer.unk_token_id).sum()
+        self.mean_tokens, self.unknown_share = num_tokens.mean().item(), (unknown / num_tokens.sum()).item()
+
+
+def build_model(arguments: TrainingArguments, data: TrainingData) -> TextDiffusionModel:
+    """The model of the settings for the data's vocabulary, with what it takes from the training texts."""
+    tokenizer = data.tokenizer
+    config = CONFIGS[arguments.model_type](
+        vocab_size=len(tokenizer),
+        max_length=arguments.max_length,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        **arguments.model_config,
+    )
+    model = MODELS[arguments.model_type](config)
+    if not arguments.streaming:
+        ids = data.train.select_columns(["input_ids"])
+        if config.prediction_type == "categorical":
+            model.set_token_frequencies(_token_counts(ids, len(tokenizer)))
+        if arguments.cooccurrence_embeddings:
+            some = ids[: min(len(ids), COOCCURRENCE_TEXTS)]["input_ids"]
+            table = cooccurrence_embeddings(some, len(tokenizer), config.embedding_dim, seed=arguments.seed)
+            model.set_embeddings(table)
+    if arguments.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    return model
+
+
+def _token_counts(ids: Dataset, vocab_size: int) -> torch.Tensor:
+    counts = torch.zeros(vocab_size, dtype=torch.float64)
+    for batch in ids.iter(batch_size=10_000):
+        counts += torch.bincount(batch["input_ids"].flatten(), minlength=vocab_size)
+    return counts
