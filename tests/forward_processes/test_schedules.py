@@ -179,5 +179,20 @@ def test_volatility_is_positive_and_broadcasts_over_the_latents(name):
 def test_learned_volatility_never_falls_below_its_floor():
     process = make_process("nfdm", volatility_floor=0.05)
     with torch.no_grad():
-        process.volatility.linear_2.bias.fill_(-1e4)
+        process.volatility.mlp[2].bias.fill_(-1e4)
     torch.testing.assert_close(process.squared_volatility(GRID), torch.full((len(GRID), 1, 1), 0.05**2).double())
+
+
+def test_markovian_volatility_is_that_of_the_linear_base():
+    """`g² = dσ²/dt - 2 σ² d log α/dt`, the volatility of the Markov process with these marginals; and finite at t = 1."""
+    process = make_process("nfdm", volatility="markovian")
+    with torch.no_grad():
+        for parameter in process.volatility.parameters():
+            parameter.zero_()
+    t = torch.linspace(0, 0.99, 100, dtype=torch.float64, requires_grad=True)
+    alpha, sigma = process.linear_base(t)
+    (variance_rate,) = torch.autograd.grad(sigma.square().sum(), t, retain_graph=True)
+    (log_alpha_rate,) = torch.autograd.grad(alpha.log().sum(), t)
+    expected = variance_rate - 2 * sigma.detach().flatten().square() * log_alpha_rate
+    torch.testing.assert_close(process.squared_volatility(t.detach()).flatten(), expected, rtol=1e-10, atol=0)
+    assert torch.isfinite(process.squared_volatility(torch.ones(1, dtype=torch.float64))).all()
