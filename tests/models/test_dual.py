@@ -21,8 +21,8 @@ BARE_NORM = nn.LayerNorm(6, elementwise_affine=False).double()
 OPERATIONS = {
     "add": (dual.add, torch.add, [(3, 5, 6), (3, 5, 6)]),
     "add, broadcast": (dual.add, torch.add, [(3, 5, 6), (3, 1, 6)]),
-    "multiply": (dual.multiply, torch.mul, [(3, 5, 6), (3, 5, 6)]),
-    "multiply, broadcast": (dual.multiply, torch.mul, [(2, 3, 5, 6), (3, 1, 6)]),
+    "add product": (dual.add_product, torch.addcmul, [(3, 5, 6)] * 3),
+    "add product, broadcast": (dual.add_product, torch.addcmul, [(2, 3, 5, 6), (2, 3, 5, 6), (3, 1, 6)]),
     "modulate": (modulate, lambda x, shift, scale: x * (1 + scale) + shift, [(2, 3, 5, 6), (3, 1, 6), (3, 1, 6)]),
     "linear": (lambda x: dual.linear(x, LINEAR), LINEAR, [(3, 5, 6)]),
     "silu": (dual.silu, F.silu, [(3, 5, 6)]),
@@ -59,7 +59,7 @@ def test_operation_on_constants_is_the_plain_operation_and_constant(name):
     torch.testing.assert_close(actual.value, plain(*values), rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["add", "add, broadcast", "multiply", "multiply, broadcast", "modulate"])
+@pytest.mark.parametrize("name", ["add", "add, broadcast", "add product", "add product, broadcast", "modulate"])
 @pytest.mark.parametrize("moving", [0, 1])
 def test_a_missing_rate_means_zero(name, moving):
     operation, _, shapes = OPERATIONS[name]

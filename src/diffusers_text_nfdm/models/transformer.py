@@ -30,7 +30,7 @@ class Modulation(nn.Module):
 
 def modulate(x: Dual, shift: Dual, scale: Dual) -> Dual:
     """`x (1 + scale) + shift`."""
-    return dual.add(dual.add(x, dual.multiply(x, scale)), shift)
+    return dual.add_product(shift, x, Dual(1 + scale.value, scale.rate))
 
 
 class SelfAttention(nn.Module):
@@ -76,9 +76,9 @@ class Block(nn.Module):
             return dual.add(x, self.mlp(dual.layer_norm(x, self.norm_2)))
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.modulation(time)
         branch = self.attention(modulate(dual.layer_norm(x, self.norm_1), shift_1, scale_1))
-        x = dual.add(x, dual.multiply(branch, gate_1))
+        x = dual.add_product(x, branch, gate_1)
         branch = self.mlp(modulate(dual.layer_norm(x, self.norm_2), shift_2, scale_2))
-        return dual.add(x, dual.multiply(branch, gate_2))
+        return dual.add_product(x, branch, gate_2)
 
 
 class Transformer(nn.Module):
