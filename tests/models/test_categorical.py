@@ -55,7 +55,8 @@ def test_cross_entropy_is_that_of_the_predicted_tokens(input_ids):
     z = model.forward_process.marginal(model.embed(input_ids), t).sample(draws.noise)
     probabilities = torch.softmax(model.predict_logits(z, t), -1)
     expected = [
-        -sum(math.log(probabilities[i, j, input_ids[i, j]].item()) for j in range(LENGTH)) for i in range(len(input_ids))
+        -sum(math.log(probabilities[i, j, input_ids[i, j]].item()) for j in range(LENGTH))
+        for i in range(len(input_ids))
     ]
     assert torch.allclose(output.cross_entropy, torch.tensor(expected, dtype=torch.float64), rtol=1e-10)
     assert torch.allclose(model.predict(z, t), probabilities @ model.embedding_table(), rtol=1e-10)
