@@ -13,7 +13,7 @@ help:
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the tests that take minutes, or need spaCy or ROCStories"
 	@echo "make quality    check the code with ruff; make style mends what can be mended"
-	@echo "make bench      measure speed and memory against a plain implementation"
+	@echo "make bench      measure the cost of sampling steps"
 
 $(VENV)/.installed: setup.py constraints.txt src/diffusers_text_nfdm/version.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -45,4 +45,4 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info runs
+	rm -rf $(VENV) build dist src/*.egg-info

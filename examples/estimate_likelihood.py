@@ -11,9 +11,7 @@ from pathlib import Path
 
 import torch
 
-from diffusers_text_nfdm import NFDMTextPipeline
-from diffusers_text_nfdm.data import load_text_dataset, prepare_dataset
-from diffusers_text_nfdm.likelihood import estimate_likelihood
+from diffusers_text_nfdm import NFDMTextPipeline, estimate_likelihood, load_text_dataset, prepare_dataset
 from diffusers_text_nfdm.stories import StoryGrammar
 
 
@@ -21,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", help="folder or repository of a pipeline")
     parser.add_argument("--dataset", default="stories", help="'stories', a local file or folder, or a Hub dataset")
-    parser.add_argument("--split", default="test", help="split of the dataset (default: test)")
+    parser.add_argument("--split", default="test", help="split of a dataset of several (default: test)")
     parser.add_argument("--texts", type=int, default=500, help="number of texts (default: 500)")
     parser.add_argument("--draws", type=int, default=8, help="draws of time and noise per text, even (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
@@ -31,12 +29,12 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         pipeline = NFDMTextPipeline.from_pretrained(arguments.checkpoint).to(device)
-        # A single file is all test text.
-        source = {"test": arguments.dataset} if Path(arguments.dataset).is_file() else arguments.dataset
-        splits = load_text_dataset(source, validation_fraction=0)
-        if arguments.split not in splits:
-            raise ValueError(f"`--split` is {arguments.split!r}; the dataset has {', '.join(splits)}.")
-        texts = splits[arguments.split]
+        splits = load_text_dataset(arguments.dataset, validation_fraction=0)
+        # A single file is one split, whatever it is called.
+        split = "train" if Path(arguments.dataset).is_file() else arguments.split
+        if split not in splits:
+            raise ValueError(f"`--split` is {split!r}; the dataset has {', '.join(splits)}.")
+        texts = splits[split]
         texts = texts.select(range(min(arguments.texts, len(texts))))
         prepared, report = prepare_dataset(texts, pipeline.tokenizer, pipeline.model.config.max_length)
         estimate = estimate_likelihood(

@@ -4,6 +4,9 @@
 from diffusers import SchedulerMixin  # noqa: F401
 from transformers import PreTrainedModel, PreTrainedTokenizerFast  # noqa: F401
 
+from .data import load_text_dataset, prepare_dataset
+from .importance_weighting import importance_weighted_bound
+from .likelihood import LikelihoodEstimate, estimate_likelihood
 from .models import (
     DiffusionLMConfig,
     DiffusionLMModel,
@@ -13,9 +16,10 @@ from .models import (
     NFDMModel,
     TextDiffusionConfig,
     TextDiffusionModel,
+    TextDiffusionOutput,
 )
 from .pipelines import NFDMTextPipeline, NFDMTextPipelineOutput
-from .schedulers import MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler
+from .schedulers import MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler, TextDiffusionScheduler
 from .tokenization import WordTokenizer
 from .version import __version__
 
@@ -23,6 +27,7 @@ from .version import __version__
 __all__ = [
     "DiffusionLMConfig",
     "DiffusionLMModel",
+    "LikelihoodEstimate",
     "MarkovChainScheduler",
     "MuLANConfig",
     "MuLANModel",
@@ -34,6 +39,12 @@ __all__ = [
     "ReverseSDEScheduler",
     "TextDiffusionConfig",
     "TextDiffusionModel",
+    "TextDiffusionOutput",
+    "TextDiffusionScheduler",
     "WordTokenizer",
     "__version__",
+    "estimate_likelihood",
+    "importance_weighted_bound",
+    "load_text_dataset",
+    "prepare_dataset",
 ]

@@ -36,7 +36,7 @@ def importance_weighted_bound(
         if value < 1:
             raise ValueError(f"`{name}` is {value}; it must be at least 1.")
     input_ids = torch.as_tensor(input_ids).long()
-    model._check_inputs(input_ids.cpu(), None)
+    model.check_inputs(input_ids.cpu(), None)
     generator = torch.Generator(model.device).manual_seed(seed)
     bounds = []
     with evaluation_mode(model):

@@ -113,7 +113,7 @@ def estimate_likelihood(
             f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (texts, max_length) with at least one text."
         )
     # All of them, before any work: `forward` would find a bad id only when its batch comes.
-    model._check_inputs(input_ids.cpu(), None)
+    model.check_inputs(input_ids.cpu(), None)
     tokens = _counts("num_tokens", num_tokens, len(input_ids))
     chars = _counts("num_chars", num_chars, len(input_ids))
     if num_draws < 2 or num_draws % 2:

@@ -37,8 +37,9 @@ class TextDiffusionConfig(PreTrainedConfig):
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, hidden_act, hidden_dropout_prob,
             attention_probs_dropout_prob, layer_norm_eps, initializer_range: the predictor, as in `BertConfig`.
         prediction_type: `"embedding"`, the paper's: the predictor's output is Ê. `"categorical"`: it gives logits over the vocabulary
-            around the exact one-token posterior, and Ê is the mean embedding under them.
-        posterior_features: the predictor also sees the exact posterior of each token given its own latent, for `"categorical"`.
+            around the posterior of a single token, exact for MuLAN and Diffusion-LM and that of the undeformed process for NFDM; Ê is
+            the mean embedding under them.
+        posterior_features: the predictor also sees that posterior of each token given its own latent, for `"categorical"`.
         neighbor_mixing: every position of the predictor's input also sees this many neighbours on each side (a convolution), which spares
             attention from learning to look there; 0 for none, as in the paper.
         relative_position_bias: attention scores of the predictor get a learned bias for each distance between positions.

@@ -203,7 +203,7 @@ class TextDiffusionModel(PreTrainedModel):
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times, which trains the predictor
                 alone. It has the same optimum and, without the bound's weights, far less noise; steps of the two are mixed in training.
         """
-        self._check_inputs(input_ids, t)
+        self.check_inputs(input_ids, t)
         if cross_entropy and self.config.prediction_type != "categorical":
             raise ValueError(
                 f"`cross_entropy` is True with `prediction_type` {self.config.prediction_type!r}; only 'categorical' has logits."
@@ -281,7 +281,8 @@ class TextDiffusionModel(PreTrainedModel):
             "nearest_neighbor_distance": distances.amin(-1).mean(),
         }
 
-    def _check_inputs(self, input_ids: Tensor, t: Tensor | None) -> None:
+    def check_inputs(self, input_ids: Tensor, t: Tensor | None = None) -> None:
+        """Raise a ValueError for token ids or times that the model cannot take."""
         if input_ids.ndim != 2 or input_ids.shape[1] != self.config.max_length:
             raise ValueError(
                 f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, {self.config.max_length}): every sequence "

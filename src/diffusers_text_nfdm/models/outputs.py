@@ -33,7 +33,7 @@ class Draws:
 
 @dataclass
 class TextDiffusionOutput(ModelOutput):
-    """The loss and the terms of the bound. All but `loss` and the last two are per example, in nats.
+    """The loss and the terms of the bound. Terms are per example, in nats.
 
     Args:
         loss: what training minimises, averaged over the batch: the bound, or its rescaled form.

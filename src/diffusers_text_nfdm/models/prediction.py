@@ -23,7 +23,7 @@ class EmbeddingPrediction(nn.Module):
 
 
 class CategoricalPrediction(nn.Module):
-    """`Ê = softmax(logits) Emb`, with the exact posterior of a single token inside the logits.
+    """`Ê = softmax(logits) Emb`, with the posterior of a single token inside the logits (for NFDM, that of its undeformed process).
 
     For a token with prior `π_k` seen through `z = α e_k + σ ε`,
 

@@ -72,6 +72,13 @@ class Predictor(nn.Module):
             hidden = hidden + self.neighbors(hidden.transpose(1, 2)).transpose(1, 2)
         if self.context is not None:
             hidden = torch.cat([hidden, self.context(context.to(dtype))[:, None]], dim=1)
-        bias = None if self.relative_positions is None else self.relative_positions(hidden.shape[1]).to(dtype)
+        bias = None
+        if self.relative_positions is not None:
+            backend = self.encoder.config._attn_implementation
+            if backend not in ("sdpa", "eager"):
+                raise ValueError(
+                    f"`relative_position_bias` needs attention 'sdpa' or 'eager', which can add it; it is {backend!r}."
+                )
+            bias = self.relative_positions(hidden.shape[1]).to(dtype)
         hidden = self.encoder(self.dropout(self.norm(hidden)), bias).last_hidden_state
         return self.output(hidden[:, : z.shape[1]]).to(z.dtype)

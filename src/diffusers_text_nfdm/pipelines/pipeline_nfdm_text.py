@@ -56,7 +56,6 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     ```
     """
 
-    model_cpu_offload_seq = "model"
     _callback_tensor_inputs = ["latents", "prediction", "tokens"]
 
     def __init__(

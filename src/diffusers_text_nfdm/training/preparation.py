@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from ..data import load_text_dataset, prepare_dataset
 from ..models import DiffusionLMModel, MuLANModel, NFDMModel, TextDiffusionModel
 from ..models.cooccurrence import cooccurrence_embeddings
-from ..tokenization import WordTokenizer
+from ..tokenization import WordTokenizer, special_ids
 from .arguments import CONFIGS, TrainingArguments
 
 
@@ -73,6 +73,20 @@ class TrainingData:
             return {key: values[:num_texts] for key, values in self._validation.items()}
         return self._validation[:num_texts]
 
+    def count_copies(self, sequences: torch.Tensor) -> int:
+        """How many of the token sequences `(samples, max_length)` are training texts, up to END."""
+        _, end, pad = special_ids(self.tokenizer)
+        sequences = sequences.long().clone()
+        after_end = (sequences == end).cumsum(1) - (sequences == end).long() > 0
+        sequences[after_end] = pad
+        rows = {
+            row.tobytes() for batch in self._train_ids().iter(batch_size=10_000) for row in batch["input_ids"].numpy()
+        }
+        return sum(row.tobytes() in rows for row in sequences.numpy())
+
+    def _train_ids(self) -> Dataset:
+        return self.train.select_columns(["input_ids"])
+
     def _load_tokenizer(self, folder: Path | None) -> PreTrainedTokenizerBase:
         arguments, train = self.arguments, self.texts["train"]
         if folder is not None:
@@ -90,7 +104,8 @@ class TrainingData:
         self._validation = {key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
         # A stream is not counted beforehand: its validation texts stand for it.
         num_tokens = self._validation["num_tokens"].double()
-        unknown = (self._validation["input_ids"] == self.tokenizer.unk_token_id).sum()
+        unk = -1 if self.tokenizer.unk_token_id is None else self.tokenizer.unk_token_id
+        unknown = (self._validation["input_ids"] == unk).sum()
         self.mean_tokens, self.unknown_share = num_tokens.mean().item(), (unknown / num_tokens.sum()).item()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import create_repo, upload_folder
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..model_card import variant_name, write_model_card
@@ -25,13 +26,14 @@ def finish(trainer: Trainer) -> dict:
     arguments, accelerator, run = trainer.arguments, trainer.accelerator, trainer.run
     trainer.ema.copy_to(trainer.released)
     estimate = trainer.validation_bound(2 * arguments.evaluation_texts, 2 * arguments.evaluation_draws)
-    texts = trainer.sample(arguments.final_samples, seed=arguments.seed, progress_bar=True)
+    output = trainer.generate(arguments.final_samples, seed=arguments.seed, progress_bar=True)
+    texts = output.texts
     summary = {
         "model": variant_name(trainer.released.config),
         "parameters": sum(parameter.numel() for parameter in trainer.released.parameters()),
         "steps": trainer.progress.step,
         "likelihood": estimate.to_dict(),
-        "samples": describe_samples(trainer, texts),
+        "samples": describe_samples(trainer, texts, output.sequences),
         "pipeline": str(run / "pipeline"),
     }
     if arguments.dataset == "stories":
@@ -80,11 +82,11 @@ def upload(folder: Path, repository: str) -> None:
         ) from error
 
 
-def describe_samples(trainer: Trainer, texts: list[str]) -> dict:
+def describe_samples(trainer: Trainer, texts: list[str], sequences: Tensor) -> dict:
     """Number, distinct texts, copies of training texts and, for the embedded corpus, how many are stories of its language."""
     described: dict = {"number": len(texts), "distinct": len(set(texts))}
     if not trainer.arguments.streaming:
-        described["copied_from_training"] = len(set(texts) & set(trainer.data.texts["train"]["text"]))
+        described["copied_from_training"] = trainer.data.count_copies(sequences)
     if trainer.arguments.dataset == "stories":
         from ..stories import StoryGrammar
 

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from .. import schedulers
 from ..likelihood import LikelihoodEstimate, estimate_likelihood
 from ..models import TextDiffusionModel, TextDiffusionOutput
-from ..pipelines import NFDMTextPipeline
+from ..pipelines import NFDMTextPipeline, NFDMTextPipelineOutput
 from .arguments import TrainingArguments
 from .batches import Partition, training_batches
 from .checkpoints import SETTINGS_FILE, clear_leftovers, open_run, remove_old, replace_file, write_whole
@@ -58,12 +58,12 @@ class Progress:
 class Trainer:
     """One training run. Every random number of a step is drawn from `(seed, step)`, so resuming needs no random states."""
 
-    def __init__(self, arguments: TrainingArguments, name: str = "run"):
+    def __init__(self, arguments: TrainingArguments):
         arguments.check_data()
         self.accelerator = self._accelerator(arguments)
         # What `accelerate launch` decided is part of the run's settings.
         self.arguments = dataclasses.replace(arguments, mixed_precision=self.accelerator.mixed_precision)
-        self.run, self.checkpoint = self._main_first(lambda: open_run(self.arguments, name), share=True)
+        self.run, self.checkpoint = self._main_first(lambda: open_run(self.arguments, "run"), share=True)
         self.partition = Partition(
             arguments.batch_size,
             self.accelerator.num_processes,
@@ -318,7 +318,7 @@ class Trainer:
         started = time.perf_counter()
         self.ema.copy_to(self.released)
         estimate = self.validation_bound(arguments.evaluation_texts)
-        samples = self.sample(arguments.num_samples, seed=step) if arguments.num_samples else []
+        samples = self.generate(arguments.num_samples, seed=step).texts if arguments.num_samples else []
         bound = estimate.nats_per_story.value
         # What has not been trained is no candidate.
         if step > 0 and bound < self.progress.best_bound:
@@ -364,7 +364,8 @@ class Trainer:
         scheduler = getattr(schedulers, self.arguments.scheduler)(**self.arguments.scheduler_config)
         return NFDMTextPipeline(self.released, self.data.tokenizer, scheduler)
 
-    def sample(self, num_samples: int, seed: int, progress_bar: bool = False) -> list[str]:
+    def generate(self, num_samples: int, seed: int, progress_bar: bool = False) -> NFDMTextPipelineOutput:
+        """Samples of the released model."""
         pipeline = self.pipeline()
         pipeline.set_progress_bar_config(
             disable=not (progress_bar and self.accelerator.is_local_main_process), desc="sampling"
@@ -374,7 +375,7 @@ class Trainer:
             self.arguments.sampling_steps,
             batch_size=self.arguments.evaluation_batch_size,
             generator=torch.Generator().manual_seed(seed),
-        ).texts
+        )
 
     def _record(self, values: dict[str, float]) -> None:
         if self.arguments.report_to != "none":
@@ -442,9 +443,9 @@ class Trainer:
         return stop
 
 
-def train(arguments: TrainingArguments, name: str = "run") -> dict | None:
+def train(arguments: TrainingArguments) -> dict | None:
     """Train as the arguments say; returns the summary that is also printed and saved, or `None` if stopped early."""
-    return Trainer(arguments, name).train()
+    return Trainer(arguments).train()
 
 
 def _mix(*numbers: int) -> int:

@@ -1,0 +1,41 @@
+"""The example script: launched as a user does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import make_pipeline
+
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "estimate_likelihood.py"
+
+
+def launch(*arguments):
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipeline")
+    make_pipeline("diffusion-lm").save_pretrained(folder)
+    return folder
+
+
+def test_a_file_gives_a_table_and_the_protocol(checkpoint, tmp_path):
+    (tmp_path / "valid.txt").write_text("the cat\na dog\nthe dog\n", encoding="utf-8")
+    options = ["--dataset", tmp_path / "valid.txt", "--draws", 2, "--output", tmp_path / "result.json"]
+    done = launch(checkpoint, *options)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert result["protocol"]["texts"] == 3 and result["protocol"]["draws_per_text"] == 2
+    assert f"{result['nats_per_story']['value']:.4f}" in done.stdout and "The truth beneath it" not in done.stdout
+
+
+def test_what_cannot_be_loaded_is_said_in_a_line(checkpoint, tmp_path):
+    done = launch(tmp_path / "nothing")
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "nothing" in done.stderr
