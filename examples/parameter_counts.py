@@ -19,12 +19,13 @@ PARTS = ("embeddings", "predictor", "forward_process", "context_encoder")
 
 
 def main() -> None:
-    print("".join(["parameters".ljust(16), *(part.replace("_", " ").rjust(17) for part in (*PARTS, "total"))]))
+    print("".join(["parameters".ljust(16), *(part.replace("_", " ").rjust(17) for part in (*PARTS, "other", "total"))]))
     for name, (model_class, config) in MODELS.items():
         # Shapes only: nothing is allocated.
         with torch.device("meta"):
             model = model_class(config)
-        counts = [count(getattr(model, part)) for part in PARTS] + [count(model)]
+        counts = [count(getattr(model, part)) for part in PARTS]
+        counts += [count(model) - sum(counts), count(model)]
         print("".join([name.ljust(16), *(f"{number:17,d}" for number in counts)]))
 
 

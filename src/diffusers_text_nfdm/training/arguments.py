@@ -203,7 +203,7 @@ class TrainingArguments:
         for key in self.model_config:
             if key not in known:
                 raise ValueError(
-                    f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not have{_suggest(key, known)}."
+                    f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not have{_suggest(key, known)}"
                 )
 
     def check_data(self) -> None:
@@ -272,14 +272,14 @@ def read_config(name_or_path: str) -> dict[str, Any]:
     for key in values:
         if key not in known:
             raise ValueError(
-                f"{path} has the unknown setting {key!r}{_suggest(key, known)}. `--help` lists all settings."
+                f"{path} has the unknown setting {key!r}{_suggest(key, known)} `--help` lists all settings."
             )
     return values
 
 
 def parse_arguments(argv: list[str] | None = None, description: str | None = None) -> TrainingArguments | None:
     """Settings from the command line: the recipe or YAML file of `--config`, then what is given besides. `None` after `--print_config`."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--config", default=DEFAULT_RECIPE, help=f"a YAML file, or a recipe: {', '.join(recipe_names())}"
     )
@@ -364,4 +364,4 @@ def _one_of(name: str, value: Any, allowed: tuple) -> None:
 
 def _suggest(key: str, known: typing.Iterable[str]) -> str:
     close = difflib.get_close_matches(key, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]!r}?" if close else "."
