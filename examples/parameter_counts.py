@@ -19,7 +19,9 @@ PARTS = ("embeddings", "predictor", "forward_process", "context_encoder")
 
 
 def main() -> None:
-    print("".join(["parameters".ljust(16), *(part.replace("_", " ").rjust(17) for part in (*PARTS, "other", "total"))]))
+    print(
+        "".join(["parameters".ljust(16), *(part.replace("_", " ").rjust(17) for part in (*PARTS, "other", "total"))])
+    )
     for name, (model_class, config) in MODELS.items():
         # Shapes only: nothing is allocated.
         with torch.device("meta"):
