@@ -80,11 +80,12 @@ class TrainingData:
         after_end = (sequences == end).cumsum(1) - (sequences == end).long() > 0
         sequences[after_end] = pad
         rows = {
-            row.tobytes() for batch in self._train_ids().iter(batch_size=10_000) for row in batch["input_ids"].numpy()
+            row.tobytes() for batch in self.train_ids().iter(batch_size=10_000) for row in batch["input_ids"].numpy()
         }
         return sum(row.tobytes() in rows for row in sequences.numpy())
 
-    def _train_ids(self) -> Dataset:
+    def train_ids(self) -> Dataset:
+        """The training texts' token ids alone."""
         return self.train.select_columns(["input_ids"])
 
     def _load_tokenizer(self, folder: Path | None) -> PreTrainedTokenizerBase:
@@ -122,7 +123,7 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> TextDiffusi
     )
     model = MODELS[arguments.model_type](config)
     if not arguments.streaming:
-        ids = data.train.select_columns(["input_ids"])
+        ids = data.train_ids()
         if config.prediction_type == "categorical":
             model.set_token_frequencies(_token_counts(ids, len(tokenizer)))
         if arguments.cooccurrence_embeddings:
