@@ -6,14 +6,15 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help train test test-slow quality style bench clean
+.PHONY: help train test test-slow quality style bench tables clean
 
 help:
 	@echo "make train      train NFDM on the embedded stories and read what it writes"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the tests that take minutes, or need spaCy or ROCStories"
 	@echo "make quality    check the code with ruff; make style mends what can be mended"
-	@echo "make bench      measure the cost of sampling steps"
+	@echo "make bench      measure speed and memory, side by side with a plain implementation"
+	@echo "make tables     the paper's tables: SCALE=tiny, or rocstories or paper with DATA=folder; OUTPUT=folder; goes on where it stopped"
 
 $(VENV)/.installed: setup.py constraints.txt src/diffusers_text_nfdm/version.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -43,6 +44,10 @@ style: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/run.py
+
+SCALE ?= tiny
+tables: $(VENV)/.installed
+	$(BIN)/python evaluation/tables.py $(SCALE) $(if $(DATA),--data $(DATA)) $(if $(OUTPUT),--output $(OUTPUT))
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -14,8 +14,8 @@ EXTRAS = {
     "demo": ["matplotlib>=3.8"],
     "test": ["pytest>=8.0", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6.100", "scipy>=1.11"],
 }
-EXTRAS["test"] += EXTRAS["train"]
-EXTRAS["dev"] = EXTRAS["test"] + EXTRAS["eval"] + ["ruff>=0.6", "spacy>=3.7", "build>=1.2"]
+EXTRAS["test"] += EXTRAS["train"] + EXTRAS["eval"]
+EXTRAS["dev"] = EXTRAS["test"] + ["ruff>=0.6", "spacy>=3.7", "build>=1.2"]
 
 setup(
     name="diffusers_text_nfdm",

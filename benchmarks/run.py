@@ -1,35 +1,73 @@
-"""Measure speed and print ratios: `make bench`."""
+"""Measure speed and memory, print Markdown tables and save JSON: `make bench`."""
 
 import argparse
 import json
 import platform
 from pathlib import Path
 
+import autoregressive
+import memory
 import sampler_steps
+import tables
 import torch
+import training_steps
+from transformers.utils import logging
+
+
+PARTS = ("training", "samplers", "memory", "autoregressive")
+SIZES = ["tiny", "mid", "paper"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=15, help="turns of every contestant (default: 15)")
-    parser.add_argument("--sizes", nargs="+", default=["tiny", "paper"], choices=list(sampler_steps.SIZES))
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--sizes", nargs="+", default=SIZES, choices=SIZES)
+    parser.add_argument("--repeats", type=int, default=7, help="turns of every contestant (default: 7)")
+    parser.add_argument("--threads", type=int, default=1, help="(default: 1, as CPU time of waiting threads counts)")
+    parser.add_argument("--quick", action="store_true", help="try everything out at a size that proves nothing")
     parser.add_argument("--output", type=Path, default=Path("runs/bench.json"), help="(default: runs/bench.json)")
     arguments = parser.parse_args()
+    for name in ("repeats", "threads"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"`{name}` is {getattr(arguments, name)}; it must be at least 1.")
+    torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)
-    torch.manual_seed(0)
-    results = {}
-    for size in arguments.sizes:
-        results[size] = sampler_steps.measure(size, arguments.repeats)
-        print(
-            f"One sampling step over one predictor call, NFDM, {size} size, batch {sampler_steps.BATCH_SIZES[size]}:"
-        )
-        for name, ratio in results[size].items():
-            print(f"  {name:36s}{ratio:6.3f}x")
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"threads": torch.get_num_threads(), "processor": platform.processor() or platform.machine()}
-    record = {"sampler_steps": results, "repeats": arguments.repeats, "torch": torch.__version__, "machine": machine}
-    arguments.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(f"Saved to {arguments.output}.")
+    logging.set_verbosity_error()
+
+    sizes, repeats = (["quick"], 1) if arguments.quick else (arguments.sizes, arguments.repeats)
+    record = {"repeats": repeats, "torch": torch.__version__, "threads": torch.get_num_threads(), **_machine()}
+    print(f"{record['processor']}, {record['threads']} thread(s), torch {record['torch']}; medians of {repeats} turns, CPU time.")
+
+    def finish(part: str, result: dict, table: str) -> None:
+        record[part] = result
+        print("\n" + table, flush=True)
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    if "training" in arguments.parts:
+        result = {size: training_steps.measure(size, repeats) for size in sizes}
+        finish("training", result, tables.training(result))
+    if "samplers" in arguments.parts:
+        result = {size: sampler_steps.measure(size, 2 * repeats) for size in sizes}
+        finish("samplers", result, tables.samplers(result))
+    if "memory" in arguments.parts:
+        result = memory.measure(sizes[0], memory.QUICK_AXES if arguments.quick else memory.AXES)
+        finish("memory", result, tables.memory(result))
+    if "autoregressive" in arguments.parts:
+        # A whole text takes seconds at the largest size, and the ratios are far from one.
+        few = min(repeats, 3)
+        result = {size: autoregressive.measure(size, [1, 16, 64] if size != "quick" else [1, 2], few) for size in sizes}
+        finish("autoregressive", result, tables.autoregressive(result))
+    print(f"\nSaved to {arguments.output}.")
+
+
+def _machine() -> dict[str, str]:
+    names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return {"processor": names[0] if names else platform.processor() or platform.machine()}
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
 if __name__ == "__main__":

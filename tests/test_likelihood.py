@@ -29,6 +29,7 @@ UNIT_NAMES = ("nats_per_story", "nats_per_position", "nats_per_token", "bits_per
 SCHEDULES = {
     "nfdm": {"delta": 0.6, "volatility": "markovian"},
     "nfdm-additive": {"delta": 0.6, "volatility": "markovian"},
+    "nfdm-head": {"delta": 0.6, "volatility": "markovian"},
     "mulan": {"gamma_min": -1.0, "gamma_max": 12.0},
     "mulan-rescaled": {"gamma_min": 0.0, "gamma_max": 5.0},
     "diffusion-lm": {},
@@ -217,7 +218,7 @@ def smooth_model(name):
     return model
 
 
-@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive"])
+@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive", "nfdm-head"])
 def test_one_weight_on_a_fine_grid_has_the_mean_of_the_continuous_bound(name):
     model, ids = smooth_model(name), make_ids(64)
     continuous = estimate_likelihood(model, ids, num_draws=64, batch_size=64).nats_per_story

@@ -6,12 +6,13 @@ from huggingface_hub import ModelCard
 from tiny import MODELS, make_config, make_pipeline
 
 from diffusers_text_nfdm import ReverseODEScheduler
-from diffusers_text_nfdm.model_card import UNKNOWN, variant_name, write_model_card
+from diffusers_text_nfdm.model_card import UNKNOWN, update_model_index, variant_name, write_model_card
 
 
 NAMES = {
     "nfdm": "NFDM",
     "nfdm-additive": "NFDM-Additive",
+    "nfdm-head": "NFDM-Head",
     "mulan": "MuLAN",
     "mulan-rescaled": "MuLAN-Rescaled",
     "diffusion-lm": "Diffusion-LM",
@@ -73,3 +74,20 @@ def test_a_card_is_replaced_only_by_one_that_records_more(tmp_path):
     (tmp_path / "README.md").write_text("mine")
     assert write_model_card(pipe, tmp_path, repo="user/tiny").read_text() == "mine"
     assert "new results" in write_model_card(pipe, tmp_path, results="new results").read_text()
+
+
+def test_results_go_into_the_model_index_and_the_text_stays(tmp_path):
+    path = write_model_card(make_pipeline(), tmp_path, samples=["Tom saw a <UNK>.\n\n---\n"])
+    before = path.read_text(encoding="utf-8")
+    update_model_index(path, "NFDM", "stories", [("mauve", "MAUVE (star:64)", 0.5), ("mauve", "MAUVE (sde:64)", 0.25)])
+    update_model_index(path, "NFDM", "stories", [("mauve", "MAUVE (star:64)", 0.75)])
+    update_model_index(path, "NFDM", "rocstories", [("mauve", "MAUVE (star:64)", 0.1)])
+    text = path.read_text(encoding="utf-8")
+    assert text.split("\n---\n", 1)[1] == before.split("\n---\n", 1)[1]
+    data = ModelCard(text).data
+    assert data.model_name == "NFDM" and data.library_name == "diffusers_text_nfdm" and card_metadata(text)[1] == []
+    assert [(r.dataset_name, r.metric_name, r.metric_value) for r in data.eval_results] == [
+        ("stories", "MAUVE (sde:64)", 0.25),
+        ("stories", "MAUVE (star:64)", 0.75),
+        ("rocstories", "MAUVE (star:64)", 0.1),
+    ]

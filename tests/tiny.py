@@ -60,6 +60,7 @@ RESCALED = {"rescaled_schedule": True, "gamma_min": -4.6, "gamma_max": 13.8}
 MODELS = {
     "nfdm": (NFDMModel, NFDMConfig, NFDM),
     "nfdm-additive": (NFDMModel, NFDMConfig, {**NFDM, "time_conditioning": "additive"}),
+    "nfdm-head": (NFDMModel, NFDMConfig, {**NFDM, "time_conditioning": "head"}),
     "mulan": (MuLANModel, MuLANConfig, MULAN),
     "mulan-rescaled": (MuLANModel, MuLANConfig, {**MULAN, **RESCALED}),
     "diffusion-lm": (DiffusionLMModel, DiffusionLMConfig, {}),

@@ -4,9 +4,10 @@
 from diffusers import SchedulerMixin  # noqa: F401
 from transformers import PreTrainedModel, PreTrainedTokenizerFast  # noqa: F401
 
+from .baseline import AutoregressiveConfig, AutoregressiveModel, AutoregressivePipeline
 from .data import load_text_dataset, prepare_dataset
 from .importance_weighting import importance_weighted_bound
-from .likelihood import LikelihoodEstimate, estimate_likelihood
+from .likelihood import LikelihoodEstimate, estimate_likelihood, exact_likelihood
 from .models import (
     DiffusionLMConfig,
     DiffusionLMModel,
@@ -25,6 +26,9 @@ from .version import __version__
 
 
 __all__ = [
+    "AutoregressiveConfig",
+    "AutoregressiveModel",
+    "AutoregressivePipeline",
     "DiffusionLMConfig",
     "DiffusionLMModel",
     "LikelihoodEstimate",
@@ -44,6 +48,7 @@ __all__ = [
     "WordTokenizer",
     "__version__",
     "estimate_likelihood",
+    "exact_likelihood",
     "importance_weighted_bound",
     "load_text_dataset",
     "prepare_dataset",

@@ -7,14 +7,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 from .models import TextDiffusionModel, evaluation_mode
 from .time_samplers import UniformTimeSampler
 from .version import __version__
+
+
+if TYPE_CHECKING:
+    from .baseline import AutoregressiveModel
 
 
 TERMS = ("diffusion", "reconstruction", "prior", "context")
@@ -40,7 +46,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class LikelihoodEstimate:
-    """An upper bound of `-log p(x)` in several units, its terms, and how it was estimated. `print` it for a table.
+    """`-log p(x)`, or an upper bound of it, in several units, its terms, and how it was estimated. `print` it for a table.
 
     Args:
         nats_per_story: mean over texts.
@@ -107,19 +113,9 @@ def estimate_likelihood(
         time_sampler: density of the times. `"pilot"`: fitted to the diffusion term in a short run of its own; `"learned"`: the
             model's own; `"uniform"`.
     """
-    input_ids = torch.as_tensor(input_ids).long()
-    if input_ids.ndim != 2 or not len(input_ids):
-        raise ValueError(
-            f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (texts, max_length) with at least one text."
-        )
-    # All of them, before any work: `forward` would find a bad id only when its batch comes.
-    model.check_inputs(input_ids.cpu(), None)
-    tokens = _counts("num_tokens", num_tokens, len(input_ids))
-    chars = _counts("num_chars", num_chars, len(input_ids))
+    input_ids, tokens, chars = _texts(model, input_ids, num_tokens, num_chars, batch_size)
     if num_draws < 2 or num_draws % 2:
         raise ValueError(f"`num_draws` is {num_draws}; it must be an even number of at least 2.")
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
     if time_sampler not in TIME_SAMPLERS:
         raise ValueError(
             f"`time_sampler` is {time_sampler!r}; it must be one of {', '.join(map(repr, TIME_SAMPLERS))}."
@@ -135,27 +131,98 @@ def estimate_likelihood(
             sampler = model.time_sampler if time_sampler == "learned" else UniformTimeSampler()
         halves = _evaluate(model, input_ids, sampler, num_draws // 2, batch_size, generator, progress)
 
-    bound, ones = halves.sum(0), torch.ones(len(input_ids), dtype=torch.float64)
-    bits = bound / math.log(2)
+    protocol = {
+        "quantity": "upper bound of -log p(x), t random over [0, 1], noise standard normal, every position counted",
+        "model": type(model).__name__,
+        "texts": len(input_ids),
+        "draws_per_text": num_draws,
+        "times": f"stratified, density {time_sampler!r}",
+        "seed": seed,
+        "batch_size": batch_size,
+        "dtype": str(model.dtype),
+        "version": __version__,
+    }
+    return _in_units(dict(zip(TERMS, halves)), input_ids.shape[1], tokens, chars, evaluations, protocol)
+
+
+@torch.no_grad()
+def exact_likelihood(
+    model: AutoregressiveModel,
+    input_ids: Tensor | Sequence[Sequence[int]],
+    num_tokens: Tensor | Sequence[int] | None = None,
+    num_chars: Tensor | Sequence[int] | None = None,
+    *,
+    batch_size: int = 64,
+    progress: bool = False,
+) -> LikelihoodEstimate:
+    """`-log p(x)` of an autoregressive model over a dataset, in the units of `estimate_likelihood`: exact, so without Monte-Carlo error.
+
+    Args:
+        input_ids: `(texts, max_length)`, padding included, which costs nothing.
+        num_tokens: real tokens of each text, for the units per token.
+        num_chars: characters of each raw text, for bits per character.
+    """
+    input_ids, tokens, chars = _texts(model, input_ids, num_tokens, num_chars, batch_size)
+    nats = []
+    with evaluation_mode(model), tqdm(total=len(input_ids), desc="likelihood", disable=not progress) as bar:
+        for batch in input_ids.split(batch_size):
+            nats.append(model(batch.to(model.device)).bound.double().cpu())
+            bar.update(len(batch))
+    protocol = {
+        "quantity": "-log p(x), exact: every token after START counted, END included",
+        "model": type(model).__name__,
+        "texts": len(input_ids),
+        "batch_size": batch_size,
+        "dtype": str(model.dtype),
+        "version": __version__,
+    }
+    # Two estimates that agree: there is nothing random.
+    halves = torch.cat(nats)[:, None].expand(-1, 2)
+    return _in_units({"autoregressive": halves}, input_ids.shape[1], tokens, chars, len(input_ids), protocol)
+
+
+def _texts(
+    model: PreTrainedModel,
+    input_ids: Tensor | Sequence[Sequence[int]],
+    num_tokens: Tensor | Sequence[int] | None,
+    num_chars: Tensor | Sequence[int] | None,
+    batch_size: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The columns of a prepared dataset as tensors, checked."""
+    input_ids = torch.as_tensor(input_ids).long()
+    if input_ids.ndim != 2 or not len(input_ids):
+        raise ValueError(
+            f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (texts, max_length) with at least one text."
+        )
+    # All of them, before any work: `forward` would find a bad id only when its batch comes.
+    model.check_inputs(input_ids.cpu())
+    tokens = _counts("num_tokens", num_tokens, len(input_ids))
+    chars = _counts("num_chars", num_chars, len(input_ids))
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
+    return input_ids, tokens, chars
+
+
+def _in_units(
+    terms: dict[str, Tensor],
+    length: int,
+    tokens: Tensor | None,
+    chars: Tensor | None,
+    evaluations: int,
+    protocol: dict,
+) -> LikelihoodEstimate:
+    """The sum of the terms, each `(texts, halves)` in nats per text, in all units."""
+    bound = torch.stack(list(terms.values())).sum(0)
+    ones, bits = torch.ones(len(bound), dtype=torch.float64), bound / math.log(2)
     return LikelihoodEstimate(
         nats_per_story=_ratio(bound, ones),
-        nats_per_position=_ratio(bound, ones * input_ids.shape[1]),
+        nats_per_position=_ratio(bound, ones * length),
         nats_per_token=None if tokens is None else _ratio(bound, tokens),
         bits_per_token=None if tokens is None else _ratio(bits, tokens),
         bits_per_character=None if chars is None else _ratio(bits, chars),
-        terms={name: _ratio(term, ones) for name, term in zip(TERMS, halves)},
+        terms={name: _ratio(term, ones) for name, term in terms.items()},
         num_function_evaluations=evaluations,
-        protocol={
-            "quantity": "upper bound of -log p(x), t random over [0, 1], noise standard normal, every position counted",
-            "model": type(model).__name__,
-            "texts": len(input_ids),
-            "draws_per_text": num_draws,
-            "times": f"stratified, density {time_sampler!r}",
-            "seed": seed,
-            "batch_size": batch_size,
-            "dtype": str(model.dtype),
-            "version": __version__,
-        },
+        protocol=protocol,
     )
 
 

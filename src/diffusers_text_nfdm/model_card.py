@@ -7,28 +7,32 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
+from huggingface_hub import EvalResult, ModelCard
+
 
 if TYPE_CHECKING:
+    from .baseline import AutoregressivePipeline
     from .pipelines import NFDMTextPipeline
 
 
 TEMPLATE = Path(__file__).parent / "model_card_template.md"
-NAMES = {"nfdm": "NFDM", "mulan": "MuLAN", "diffusion_lm": "Diffusion-LM"}
+NAMES = {"nfdm": "NFDM", "mulan": "MuLAN", "diffusion_lm": "Diffusion-LM", "autoregressive": "Autoregressive"}
 DESCRIPTIONS = {
     "nfdm": "A Neural Flow Diffusion Model for text: continuous diffusion over token embeddings whose forward process (mean, standard "
     "deviation and volatility) is learned together with the generative process.",
     "mulan": "MuLAN for text: continuous diffusion over token embeddings with one learned noise schedule per token position, chosen by a "
     "latent context.",
     "diffusion_lm": "Diffusion-LM in continuous time: diffusion over token embeddings with a fixed noise schedule.",
+    "autoregressive": "The autoregressive baseline of `diffusers_text_nfdm`: a GPT-2-style transformer trained from scratch that writes a text "
+    "token by token.",
 }
 UNKNOWN = "Not recorded with this checkpoint."
 
 
 def variant_name(config) -> str:
-    """The model's name in the paper: NFDM, NFDM-Additive, MuLAN, MuLAN-Rescaled or Diffusion-LM."""
+    """The model's name in the paper: NFDM, NFDM-Additive, MuLAN, MuLAN-Rescaled or Diffusion-LM; or Autoregressive."""
     name = NAMES[config.model_type]
-    if getattr(config, "time_conditioning", None) == "additive":
-        name += "-Additive"
+    name += {"additive": "-Additive", "head": "-Head"}.get(getattr(config, "time_conditioning", None), "")
     if getattr(config, "rescaled_schedule", False):
         name += "-Rescaled"
     return name
@@ -39,8 +43,50 @@ def _quote(text: str) -> str:
     return "\n".join(f"> {line}" for line in text.replace("<", "&lt;").splitlines() or [""])
 
 
+def _describe_diffusion(pipeline: NFDMTextPipeline, repo: str) -> dict[str, str]:
+    config = pipeline.model.config
+    return {
+        "kind": "text-diffusion",
+        "usage": f"""```python
+# pip install diffusers_text_nfdm
+from diffusers_text_nfdm import NFDMTextPipeline
+
+pipe = NFDMTextPipeline.from_pretrained("{repo}")
+print(pipe(num_samples=4, num_inference_steps=64).texts)
+```
+
+The scheduler (`{type(pipeline.scheduler).__name__}`) can be exchanged in one line:
+
+```python
+from diffusers_text_nfdm import ReverseSDEScheduler
+
+pipe.scheduler = ReverseSDEScheduler.from_config(pipe.scheduler.config)
+```""",
+        "architecture": f"latents of dimension {config.embedding_dim}; predictor with {config.num_hidden_layers} layers of size "
+        f"{config.hidden_size}; prediction type `{config.prediction_type}`, objective `{config.objective}`.",
+        "likelihood": "The likelihood is an upper bound of the negative log-likelihood, not the likelihood itself.",
+    }
+
+
+def _describe_autoregressive(pipeline: AutoregressivePipeline, repo: str) -> dict[str, str]:
+    config = pipeline.model.config
+    return {
+        "kind": "autoregressive-baseline",
+        "usage": f"""```python
+# pip install diffusers_text_nfdm
+from diffusers_text_nfdm import AutoregressivePipeline
+
+pipe = AutoregressivePipeline.from_pretrained("{repo}")
+print(pipe(num_samples=4).texts)
+```""",
+        "architecture": f"transformer with {config.num_hidden_layers} layers of size {config.hidden_size}, MLPs of size "
+        f"{config.intermediate_size}.",
+        "likelihood": "The likelihood is exact: every token after START is counted, END included.",
+    }
+
+
 def write_model_card(
-    pipeline: NFDMTextPipeline,
+    pipeline: NFDMTextPipeline | AutoregressivePipeline,
     folder: str | Path,
     *,
     title: str | None = None,
@@ -65,18 +111,19 @@ def write_model_card(
     model, config = pipeline.model, pipeline.model.config
     name = variant_name(config)
     parameters = sum(p.numel() for p in model.parameters())
+    describe = _describe_autoregressive if config.model_type == "autoregressive" else _describe_diffusion
+    described = describe(pipeline, repo or "path/or/repo")
     architecture = (
-        f"{parameters:,} parameters; vocabulary of {config.vocab_size:,} tokens, {config.max_length} positions, latents of dimension "
-        f"{config.embedding_dim}; predictor with {config.num_hidden_layers} layers of size {config.hidden_size}; "
-        f"prediction type `{config.prediction_type}`, objective `{config.objective}`."
+        f"{parameters:,} parameters; vocabulary of {config.vocab_size:,} tokens, {config.max_length} positions, "
     )
     card = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         model_type=config.model_type,
         title=title or f"{name} for text",
         description=DESCRIPTIONS[config.model_type],
-        repo=repo or "path/or/repo",
-        scheduler=type(pipeline.scheduler).__name__,
-        architecture=architecture,
+        kind=described["kind"],
+        usage=described["usage"],
+        likelihood=described["likelihood"],
+        architecture=architecture + described["architecture"],
         data=data or UNKNOWN,
         recipe=UNKNOWN if not recipe else "\n".join(f"- `{key}`: {value}" for key, value in recipe.items()),
         results=results or UNKNOWN,
@@ -84,3 +131,33 @@ def write_model_card(
     )
     path.write_text(card, encoding="utf-8")
     return path
+
+
+def update_model_index(path: str | Path, model: str, dataset: str, results: Sequence[tuple[str, str, float]]) -> None:
+    """Record results in the `model-index` of a card, which the Hub shows beside the model; the text of the card stays as it is.
+
+    Args:
+        path: the card.
+        model: name of the model.
+        dataset: name of the dataset.
+        results: metric, name and value of each. A result of the same name on the same dataset is replaced, others are kept.
+    """
+    card = ModelCard.load(path)
+    new = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=dataset,
+            dataset_name=dataset,
+            metric_type=metric,
+            metric_name=name,
+            metric_value=value,
+        )
+        for metric, name, value in results
+    ]
+    replaced = {(result.dataset_name, result.metric_name) for result in new}
+    kept = [
+        result for result in card.data.eval_results or [] if (result.dataset_name, result.metric_name) not in replaced
+    ]
+    card.data.model_name = card.data.model_name or model
+    card.data.eval_results = kept + new
+    card.save(path)

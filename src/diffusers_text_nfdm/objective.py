@@ -7,15 +7,19 @@ The terms are sums over positions and dimensions; every position counts, padding
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .forward_processes import ForwardProcess, Marginal, MovingMarginal
+from .linear_cross_entropy import linear_cross_entropy
 
 
 def diffusion(
     process: ForwardProcess,
+    moving_marginal: Callable[[Tensor], MovingMarginal],
     path: MovingMarginal,
     embeddings: Tensor,
     prediction: Tensor,
@@ -25,14 +29,13 @@ def diffusion(
 ) -> Tensor:
     """The integrand at t of the diffusion term `E_t [ ||f_B(z,t,E) - f_B(z,t,Ê)||² / (2 g²) ]`.
 
-    `path` is the moving marginal of the true embeddings, `z` a sample of it. A process with a signal-to-noise ratio has the
-    short form `½ e^{-γ} γ̇ ||E - Ê||²`.
+    `moving_marginal` is that of the process at t, `path` its value for the true embeddings, `z` a sample of it. A process with a
+    signal-to-noise ratio has the short form `½ e^{-γ} γ̇ ||E - Ê||²`.
     """
     weight = process.diffusion_weight(t, context)
     if weight is not None:
         return (weight * (embeddings - prediction).square()).sum((-1, -2))
-    predicted_path = process.moving_marginal(prediction, t, context)
-    return drift_matching(path, predicted_path, z, process.squared_volatility(t, context))
+    return drift_matching(path, moving_marginal(prediction), z, process.squared_volatility(t, context))
 
 
 def drift_matching(
@@ -48,8 +51,14 @@ def rescaled_diffusion(embeddings: Tensor, prediction: Tensor) -> Tensor:
     return (embeddings - prediction).square().sum((-1, -2))
 
 
-def reconstruction(logits: Tensor, input_ids: Tensor) -> Tensor:
-    """`-log p(x | z_0) = -Σ_i log softmax(logits_i)[x_i]`."""
+def reconstruction(hidden: Tensor, weight: Tensor, bias: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """`-log p(x | z_0) = -Σ_i log softmax(hidden_i weightᵀ + bias)[x_i]`, and the share of tokens with the largest logit."""
+    losses, correct = linear_cross_entropy(hidden, weight, bias, input_ids)
+    return losses.sum(-1), correct.to(losses.dtype).mean(-1)
+
+
+def cross_entropy(logits: Tensor, input_ids: Tensor) -> Tensor:
+    """`-Σ_i log softmax(logits_i)[x_i]`."""
     return F.cross_entropy(logits.flatten(0, 1), input_ids.flatten(), reduction="none").view(input_ids.shape).sum(-1)
 
 

@@ -44,7 +44,7 @@ polynomials = st.lists(st.tuples(coefficient, coefficient, coefficient), min_siz
 )
 
 
-@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive"])
+@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive", "nfdm-head"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nfdm_is_the_data_at_zero_and_standard_normal_at_one_whatever_the_network_says(name, dtype):
     process = make_process(name, dtype)
@@ -69,7 +69,7 @@ def test_initial_and_terminal_marginals_are_the_marginals_at_zero_and_one(name):
         assert end.std.shape == embeddings.shape
 
 
-@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive"])
+@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive", "nfdm-head"])
 def test_linear_base_of_nfdm_is_the_process_with_a_silent_network(name):
     process = make_process(name)
     with torch.no_grad():
@@ -161,7 +161,7 @@ def test_mulan_without_context_is_an_error_that_names_it():
         make_process("mulan").gamma(torch.zeros(1, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive"])
+@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive", "nfdm-head"])
 def test_nfdm_has_no_snr_and_says_what_to_do(name):
     with pytest.raises(ValueError, match="no signal-to-noise ratio.*noise fraction"):
         make_process(name).snr(torch.zeros(1, dtype=torch.float64))

@@ -12,7 +12,7 @@ BAD = [
     ("diffusion-lm", {"decoder": "mlp"}, ["`decoder`", "'mlp'", "'linear'", "'gaussian'"]),
     ("diffusion-lm", {"objective": "simple"}, ["`objective`", "'simple'", "'bound'", "'rescaled'"]),
     ("diffusion-lm", {"time_sampler": "loss"}, ["`time_sampler`", "'loss'", "'uniform'", "'buckets'"]),
-    ("nfdm", {"time_conditioning": "none"}, ["`time_conditioning`", "'none'", "'adaln'", "'additive'"]),
+    ("nfdm", {"time_conditioning": "none"}, ["`time_conditioning`", "'none'", "'adaln'", "'additive'", "'head'"]),
     ("nfdm", {"objective": "rescaled"}, ["`objective`", "'rescaled'", "allow_rescaled_objective"]),
     ("nfdm", {"delta": 0.0}, ["`delta`", "0.0"]),
     ("nfdm", {"delta": -0.1}, ["`delta`", "-0.1"]),
@@ -71,6 +71,7 @@ def millions(module):
     [
         (NFDMModel, NFDMConfig()),
         (NFDMModel, NFDMConfig(time_conditioning="additive")),
+        (NFDMModel, NFDMConfig(time_conditioning="head")),
         (MuLANModel, MuLANConfig()),
         (MuLANModel, MuLANConfig(rescaled_schedule=True, gamma_min=-4.6, gamma_max=13.8)),
         (DiffusionLMModel, DiffusionLMConfig()),

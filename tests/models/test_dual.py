@@ -17,6 +17,13 @@ LINEAR = randomize(nn.Linear(6, 6).double())
 NORM = randomize(nn.LayerNorm(6).double())
 BARE_NORM = nn.LayerNorm(6, elementwise_affine=False).double()
 
+
+
+def plain_attention(query_key_value, num_heads):
+    q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(-2, -3) for x in query_key_value.chunk(3, dim=-1))
+    return F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2)
+
+
 # name: (operation on duals, the plain operation, shapes of its arguments)
 OPERATIONS = {
     "add": (dual.add, torch.add, [(3, 5, 6), (3, 5, 6)]),
@@ -29,7 +36,8 @@ OPERATIONS = {
     "gelu": (dual.gelu, F.gelu, [(3, 5, 6)]),
     "layer norm": (lambda x: dual.layer_norm(x, NORM), NORM, [(3, 5, 6)]),
     "layer norm without scale": (lambda x: dual.layer_norm(x, BARE_NORM), BARE_NORM, [(3, 5, 6)]),
-    "attention": (dual.attention, F.scaled_dot_product_attention, [(3, 2, 5, 6)] * 3),
+    "attention": (lambda x: dual.attention(x, 2), lambda x: plain_attention(x, 2), [(3, 5, 12)]),
+    "attention, leading axes": (lambda x: dual.attention(x, 3), lambda x: plain_attention(x, 3), [(2, 3, 5, 18)]),
     "map_linear": (lambda x: x.map_linear(lambda y: y.transpose(-1, -2)), lambda y: y.transpose(-1, -2), [(3, 5, 6)]),
 }
 
@@ -70,6 +78,18 @@ def test_a_missing_rate_means_zero(name, moving):
     expected = operation(*map(Dual, values, zero_filled))
     assert actual.rate.shape == actual.value.shape
     torch.testing.assert_close(actual.rate, expected.rate, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_gradients_of_value_and_rate_equal_finite_differences(name):
+    operation, _, shapes = OPERATIONS[name]
+    inputs = [normal(*shape).requires_grad_() for shape in shapes for _ in range(2)]
+    assert torch.autograd.gradcheck(lambda *x: tuple(operation(*map(Dual, x[::2], x[1::2]))), inputs, fast_mode=True)
+    # Each output alone too, as a loss of the rates only would use it.
+    for i in range(2):
+        assert torch.autograd.gradcheck(
+            lambda *x, i=i: operation(*map(Dual, x[::2], x[1::2]))[i], inputs, fast_mode=True
+        )
 
 
 def test_fourier_features_are_cosines_and_sines_of_a_thousand_t_and_their_rate_is_the_derivative():
@@ -123,7 +143,7 @@ def test_transformer_treats_leading_axes_as_separate_calls(time_conditioning, wi
         torch.testing.assert_close(together.rate, torch.stack([x.rate for x in apart]), rtol=1e-12, atol=1e-10)
 
 
-@pytest.mark.parametrize("time_conditioning", ["adaln", "additive"])
+@pytest.mark.parametrize("time_conditioning", ["adaln", "additive", "head"])
 def test_transformer_with_rate_has_the_value_of_the_plain_call_and_its_derivative(time_conditioning):
     network, t, embeddings = make_transformer(time_conditioning), torch.rand(3, dtype=torch.float64), normal(3, 5, 4)
     with sdpa_kernel(SDPBackend.MATH):

@@ -115,7 +115,7 @@ def test_snr_fraction_draws_nothing_anew_where_the_snr_rises_towards_noise(new_n
     assert torch.isfinite(results[0]).all() and torch.equal(*results)
 
 
-@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive"])
+@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive", "nfdm-head"])
 def test_snr_fraction_says_why_nfdm_has_none(name):
     z = torch.randn(1, LENGTH, DIM, dtype=torch.float64)
     with pytest.raises(ValueError, match="no signal-to-noise ratio.*noise fraction in \\[0, 1\\] instead of 'snr'"):

@@ -44,7 +44,7 @@ MULAN = {
     "context_num_heads": 2,
     "context_intermediate_size": 24,
 }
-TIMINGS = ("train/steps_per_second", "train/tokens_per_second")
+TIMINGS = ("train/steps_per_second", "train/tokens_per_second", "train/cpu_seconds_per_step")
 
 
 def arguments(data: Path, output_dir: Path | None, **overrides) -> TrainingArguments:

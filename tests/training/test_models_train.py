@@ -6,8 +6,8 @@ import resource
 import pytest
 import torch
 from runs import arguments, finish, launch, metrics
+from transformers import AutoModel
 
-from diffusers_text_nfdm import NFDMTextPipeline
 from diffusers_text_nfdm.training import recipe_names, train
 
 
@@ -21,6 +21,11 @@ MODELS = {
         "nfdm",
         {"time_conditioning": "additive", **DIRECT},
         {"learning_rate": 1e-2, "muon_learning_rate": 1e-2, "max_grad_norm": 0.1, "clip_after_steps": 0},
+    ),
+    "nfdm-head": (
+        "nfdm",
+        {"time_conditioning": "head", **DIRECT},
+        {"learning_rate": 1e-2, "muon_learning_rate": 1e-2},
     ),
     "mulan": ("mulan", {}, {"learning_rate": 2e-2}),
     "mulan-rescaled": ("mulan", {**RESCALED, **DIRECT}, {"learning_rate": 2e-2}),
@@ -70,5 +75,5 @@ def test_recipe_of_the_paper_starts_at_full_size(recipe, data, tmp_path):
     assert (run / "checkpoint-00000002").is_dir()
     assert json.loads((run / "summary.json").read_text())["parameters"] > 80_000_000
     assert all(torch.isfinite(torch.tensor(entry["train/loss"])) for entry in metrics(run) if "train/loss" in entry)
-    assert NFDMTextPipeline.from_pretrained(run / "pipeline").model.config.hidden_size == 768
+    assert AutoModel.from_pretrained(run / "pipeline" / "model").config.hidden_size == 768
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 8e6

@@ -34,7 +34,7 @@ def work(folder: Path) -> None:
     plain, sharded, released, resumed = make(), make(), make(), make()
     mesh = init_device_mesh("cpu", (2,))
     for model in (sharded, resumed):
-        for module in model.modules():
+        for module in reversed(list(model.modules())):
             if type(module).__name__ in model._no_split_modules:
                 fully_shard(module, mesh=mesh)
         fully_shard(model, mesh=mesh)

@@ -7,6 +7,7 @@ Whatever depends on t alone is returned broadcastable to `(batch, seq, dim)`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +73,10 @@ class ForwardProcess(nn.Module, ABC):
     @abstractmethod
     def moving_marginal(self, embeddings: Tensor, t: Tensor, context: Tensor | None = None) -> MovingMarginal:
         """`q(z_t | x)` and its time derivative."""
+
+    def moving_marginal_at(self, t: Tensor, context: Tensor | None = None) -> Callable[[Tensor], MovingMarginal]:
+        """`E -> moving_marginal(E, t, context)`, for several E: a process may compute once what depends on t alone."""
+        return lambda embeddings: self.moving_marginal(embeddings, t, context)
 
     @abstractmethod
     def squared_volatility(self, t: Tensor, context: Tensor | None = None) -> Tensor:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base import ForwardProcess, Marginal, MovingMarginal
+
+
+if TYPE_CHECKING:
+    from ..models.dual import Dual
 
 
 class LearnedVolatility(nn.Module):
@@ -54,7 +60,7 @@ class NFDMProcess(ForwardProcess):
         d log std = -log δ + (1-2t) s + t(1-t) ∂_t s
 
     Args:
-        network: maps `(E, t, with_rate)` to a `Dual` whose last axis holds `[m, s]`.
+        network: a `Transformer` from embeddings and t to a `Dual` whose last axis holds `[m, s]`.
         volatility: maps `t` of shape `(batch,)` to `g²` of shape `(batch, 1, 1)`.
         delta: standard deviation at t = 0.
     """
@@ -70,7 +76,13 @@ class NFDMProcess(ForwardProcess):
         return Marginal(*self._mean_and_std(embeddings, t, m, s))
 
     def moving_marginal(self, embeddings: Tensor, t: Tensor, context: Tensor | None = None) -> MovingMarginal:
-        out = self.network(embeddings, t, with_rate=True)
+        return self.moving_marginal_at(t, context)(embeddings)
+
+    def moving_marginal_at(self, t: Tensor, context: Tensor | None = None) -> Callable[[Tensor], MovingMarginal]:
+        conditions = self.network.conditions(t, with_rate=True)
+        return lambda embeddings: self._moving_marginal(embeddings, t, self.network(embeddings, conditions=conditions))
+
+    def _moving_marginal(self, embeddings: Tensor, t: Tensor, out: Dual) -> MovingMarginal:
         m, s = out.value.to(embeddings.dtype).chunk(2, dim=-1)
         m_rate, s_rate = out.rate.to(embeddings.dtype).chunk(2, dim=-1)
         mean, std = self._mean_and_std(embeddings, t, m, s)

@@ -32,6 +32,8 @@ class TextDiffusionConfig(PreTrainedConfig):
     Args:
         vocab_size: number of tokens.
         max_length: number of positions of every sequence, padding included.
+        block_size: a text is made of blocks of this many positions, from left to right, each by a diffusion of its own that is given
+            the blocks before it: `-log p(x) = -Σ_b log p(x_b | x_<b)`. `None`, the paper's, is one block for the whole text.
         embedding_dim: dimension of the token embeddings, which is that of the latents z.
         embedding_sphere: embeddings are normalised to length `sqrt(embedding_dim)`, so that noise means the same for every word.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, hidden_act, hidden_dropout_prob,
@@ -56,6 +58,7 @@ class TextDiffusionConfig(PreTrainedConfig):
 
     vocab_size: int = 10767
     max_length: int = 64
+    block_size: int | None = None
     embedding_dim: int = 128
     embedding_sphere: bool = False
     hidden_size: int = 768
@@ -103,6 +106,16 @@ class TextDiffusionConfig(PreTrainedConfig):
             num_time_buckets=self.num_time_buckets,
         )
         self._check_heads("hidden_size", "num_attention_heads")
+        if self.block_size is not None and (
+            isinstance(self.block_size, bool)
+            or not isinstance(self.block_size, int)
+            or self.block_size < 1
+            or self.max_length % self.block_size
+        ):
+            raise ValueError(
+                f"`block_size` is {self.block_size!r}; it must be an integer that divides `max_length`, which is {self.max_length}, "
+                "or None."
+            )
         if (
             isinstance(self.neighbor_mixing, bool)
             or not isinstance(self.neighbor_mixing, int)
@@ -118,6 +131,16 @@ class TextDiffusionConfig(PreTrainedConfig):
         _one_of("objective", self.objective, OBJECTIVES)
         _one_of("time_sampler", self.time_sampler, TIME_SAMPLERS)
 
+    @property
+    def block_length(self) -> int:
+        """Positions of one block."""
+        return self.block_size or self.max_length
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of a text."""
+        return self.max_length // self.block_length
+
     def _check_heads(self, size_name: str, heads_name: str) -> None:
         size, heads = getattr(self, size_name), getattr(self, heads_name)
         if size % (2 * heads):
@@ -132,9 +155,10 @@ class NFDMConfig(TextDiffusionConfig):
 
     Args:
         delta: standard deviation at t = 0. The paper states 0.01; its published code has 0.1.
-        time_conditioning: how the forward network gets t: `"adaln"` (NFDM) or `"additive"` (NFDM-Additive).
+        time_conditioning: how the forward network gets t: `"adaln"` (NFDM), `"additive"` (NFDM-Additive), or `"head"`: only behind its
+            transformer blocks, which then need no time derivative.
         forward_hidden_size, forward_num_layers, forward_num_heads, forward_intermediate_size: the forward network.
-        forward_time_dim: size of its time embedding with `"adaln"`.
+        forward_time_dim: size of its time embedding with `"adaln"` and `"head"`.
         volatility: g(t): `"free"`, the paper's softplus network; or `"markovian"`: a learned factor on the volatility that makes the
             undeformed process Markov, which is where the bound is least at the start.
         volatility_hidden_size, volatility_floor: size of its network, and with `"free"` the smallest g.
@@ -168,7 +192,7 @@ class NFDMConfig(TextDiffusionConfig):
             volatility_floor=self.volatility_floor,
         )
         self._check_heads("forward_hidden_size", "forward_num_heads")
-        _one_of("time_conditioning", self.time_conditioning, ("adaln", "additive"))
+        _one_of("time_conditioning", self.time_conditioning, ("adaln", "additive", "head"))
         _one_of("volatility", self.volatility, ("free", "markovian"))
         if self.delta >= 1:
             raise ValueError(f"`delta` is {self.delta}; it must be below 1, the standard deviation at t = 1.")

@@ -3,17 +3,19 @@
 A `Dual(value, rate)` is a tensor and its derivative with respect to t. `rate=None` means "constant in time"; every
 operation below then does the work of the plain operation and no more, so one network serves both for `q(z_t | x)` alone
 and for its time derivative. Written by hand, the derivative shares the attention probabilities and normalisations with
-the value, compiles, and composes with autograd and checkpointing, which `torch.func.jvp` over attention does not.
+the value, compiles, and composes with autograd and checkpointing, which `torch.func.jvp` over attention does not. The
+operations that cost most are in `fused_dual.py`, with their backward passes.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from . import fused_dual
 
 
 class Dual(NamedTuple):
@@ -60,40 +62,35 @@ def silu(x: Dual) -> Dual:
     return Dual(x.value * s, x.rate * s * (1 + x.value * (1 - s)))
 
 
+def _apply(function: type[torch.autograd.Function], x: Dual, *arguments) -> Dual:
+    # One precision inside: what autocast chooses for an operation in the forward pass, it does not in the backward pass.
+    with torch.autocast(x.value.device.type, enabled=False):
+        return Dual(*function.apply(x.value, x.rate.to(x.value.dtype), *arguments))
+
+
 def gelu(x: Dual) -> Dual:
     """`gelu'(x) = Φ(x) + x φ(x)`."""
     if x.rate is None:
         return Dual(F.gelu(x.value))
-    cdf = 0.5 * (1 + torch.erf(x.value * math.sqrt(0.5)))
-    density = torch.exp(-0.5 * x.value.square()) * (1 / math.sqrt(2 * math.pi))
-    return Dual(x.value * cdf, x.rate * torch.addcmul(cdf, x.value, density))
+    return _apply(fused_dual.Gelu, x)
 
 
 def layer_norm(x: Dual, layer: nn.LayerNorm) -> Dual:
     """`y = (x - mean) / std`, `ẏ = (ẋ - mean(ẋ) - y mean(y ẋ)) / std`, then the layer's own scale and shift if it has them."""
     if x.rate is None:
         return Dual(layer(x.value))
-    centred = x.value - x.value.mean(-1, keepdim=True)
-    inverse_std = torch.rsqrt(centred.square().mean(-1, keepdim=True) + layer.eps)
-    y = centred * inverse_std
-    rate = (x.rate - x.rate.mean(-1, keepdim=True) - y * (y * x.rate).mean(-1, keepdim=True)) * inverse_std
+    y, rate = _apply(fused_dual.LayerNorm, x, layer.eps)
     if layer.weight is not None:
         return Dual(torch.addcmul(layer.bias, y, layer.weight), rate * layer.weight)
     return Dual(y, rate)
 
 
-def attention(q: Dual, k: Dual, v: Dual) -> Dual:
-    """Softmax attention. `Ȯ = Ṗ V + P V̇` with `Ṗ = P (Ṡ - <P, Ṡ>)` and `S = q kᵀ / sqrt(d)`.
+def attention(query_key_value: Dual, num_heads: int) -> Dual:
+    """Softmax attention over `(..., seq, 3 * hidden)`, the queries, keys and values of all heads side by side, to `(..., seq, hidden)`.
 
-    Without rates this is PyTorch's fused attention.
+    `Ȯ = Ṗ V + P V̇` with `Ṗ = P (Ṡ - <P, Ṡ>)` and `S = q kᵀ / sqrt(d)`. Without a rate this is PyTorch's fused attention.
     """
-    if q.rate is None and k.rate is None and v.rate is None:
-        return Dual(F.scaled_dot_product_attention(q.value, k.value, v.value))
-    scale = q.value.shape[-1] ** -0.5
-    scaled_q, scaled_rate = q.value * scale, q.rate * scale
-    keys = k.value.transpose(-1, -2)
-    probabilities = torch.softmax(scaled_q @ keys, dim=-1)
-    scores_rate = scaled_rate @ keys + scaled_q @ k.rate.transpose(-1, -2)
-    weighted = probabilities * scores_rate
-    probabilities_rate = weighted - probabilities * weighted.sum(-1, keepdim=True)
-    return Dual(probabilities @ v.value, probabilities_rate @ v.value + probabilities @ v.rate)
+    if query_key_value.rate is not None:
+        return _apply(fused_dual.Attention, query_key_value, num_heads)
+    q, k, v = query_key_value.value.unflatten(-1, (3, num_heads, -1)).movedim(-3, 0).transpose(-2, -3)
+    return Dual(F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2))

@@ -41,9 +41,11 @@ class TextDiffusionModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _no_split_modules = ["BertLayer", "Block"]
+    # The modulations of a block are computed before it is called.
+    _no_split_modules = ["BertLayer", "Block", "Modulation"]
 
     num_monitored_tokens = 256
+    monitored_chunk = 4096
 
     def __init__(self, config: TextDiffusionConfig):
         super().__init__(config)
@@ -126,25 +128,46 @@ class TextDiffusionModel(PreTrainedModel):
 
     def decode(self, z_0: Tensor, context: Tensor | None = None) -> Tensor:
         """Logits of `p(x_i | z_0)`: `z_0 Embᵀ + b`, or with the Gaussian decoder `(α₀ z_0 Embᵀ - α₀² |Emb|²/2) / σ₀² + b`."""
-        table, bias = self.embedding_table(), self.token_bias.to(self.latent_dtype)
+        hidden, weight, bias = self.decoder_factors(z_0, context)
         with self._full_precision(z_0):
-            logits = z_0 @ table.T
+            return hidden @ weight.T + bias
+
+    def decoder_factors(self, z_0: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """`(hidden, weight, bias)` with logits `hidden weightᵀ + bias`, so that a loss need not hold the logits.
+
+        For the Gaussian decoder `hidden = (α₀ z_0 / σ₀², -α₀² / 2σ₀²)` and `weight = (Emb, |Emb|²)`.
+        """
+        table, bias = self.embedding_table(), self.token_bias.to(self.latent_dtype)
         if self.config.decoder == "linear":
-            return logits + bias
+            return z_0, table, bias
         alpha, sigma = self.forward_process.linear_base(z_0.new_zeros(len(z_0)), context)
         evidence = alpha / sigma.square()
-        return evidence * logits - 0.5 * evidence * alpha * table.square().sum(-1) + bias
+        penalty = (-0.5 * evidence * alpha).expand(*z_0.shape[:-1], 1)
+        hidden = torch.cat([evidence * z_0, penalty], dim=-1)
+        return hidden, torch.cat([table, table.square().sum(-1, keepdim=True)], dim=-1), bias
 
-    def predict(self, z: Tensor, t: Tensor, context: Tensor | None = None) -> Tensor:
-        """`Ê(z_t, t, c)`, the estimate of the clean embeddings."""
+    def predict(self, z: Tensor, t: Tensor, context: Tensor | None = None, previous: Tensor | None = None) -> Tensor:
+        """`Ê(z_t, t, c)`, the estimate of the clean embeddings.
+
+        Args:
+            z: latents of one block per text, `(texts, block_length, dim)`; the block is the text itself unless `block_size` is set.
+            previous: token ids of the blocks before it, `(texts, positions)`. With several blocks of each text in `z`, one after the
+                other, they are the last ones up to the first that is not in `previous`.
+        """
         if self.config.prediction_type == "embedding":
-            return self.prediction(self.predictor(z, t, context), z, t)
-        logits = self.predict_logits(z, t, context)
+            previous = self._with_embeddings(previous, self.embedding_table())
+            return self.prediction(self.predictor(z, t, context, previous=previous), z, t)
+        logits = self.predict_logits(z, t, context, previous)
         with self._full_precision(z):
             return self.prediction(logits, self.embedding_table())
 
     def predict_logits(
-        self, z: Tensor, t: Tensor, context: Tensor | None = None, predictor_only: bool = False
+        self,
+        z: Tensor,
+        t: Tensor,
+        context: Tensor | None = None,
+        previous: Tensor | None = None,
+        predictor_only: bool = False,
     ) -> Tensor:
         """Logits of the clean tokens given `z_t`, whose mean embedding is Ê, for `prediction_type="categorical"`.
 
@@ -156,7 +179,29 @@ class TextDiffusionModel(PreTrainedModel):
         with self._full_precision(z):
             logits = self.prediction.posterior_logits(z, t, base, table, self.token_bias.to(z.dtype))
             posterior = torch.softmax(logits.detach(), -1) if self.config.posterior_features else None
-        return logits + self.predictor(z, t, context, posterior)
+        return logits + self.predictor(z, t, context, posterior, self._with_embeddings(previous, table))
+
+    @staticmethod
+    def _with_embeddings(previous: Tensor | None, table: Tensor) -> tuple[Tensor, Tensor] | None:
+        if previous is None or previous.shape[1] == 0:
+            return None
+        return previous, nn.functional.embedding(previous, table)
+
+    def split(self, texts: Tensor) -> Tensor:
+        """`(texts, max_length, ...)` as blocks `(texts * num_blocks, block_length, ...)`."""
+        return texts.unflatten(1, (-1, self.config.block_length)).flatten(0, 1)
+
+    def per_block(self, values: Tensor | None) -> Tensor | None:
+        """What belongs to a text, once for each of its blocks."""
+        return None if values is None else values.repeat_interleave(self.config.num_blocks, 0)
+
+    def per_text(self, values: Tensor) -> Tensor:
+        """The sum over the blocks of each text."""
+        return values.view(-1, self.config.num_blocks).sum(-1)
+
+    def previous_blocks(self, input_ids: Tensor) -> Tensor:
+        """The token ids that some block of the text is given."""
+        return input_ids[:, : -self.config.block_length]
 
     @staticmethod
     def _full_precision(z: Tensor) -> torch.autocast:
@@ -221,27 +266,36 @@ class TextDiffusionModel(PreTrainedModel):
         embeddings = self.embed(input_ids)
         context, context_term = self.encode_context(embeddings, draws.context_noise)
 
+        # Every block is an example of its own for the forward process, which knows of no other; the predictor knows those before.
+        clean, times, block_context = self.split(embeddings), self.per_block(t), self.per_block(context)
+
         # Diffusion: how far the predicted reverse drift is from the true one at a random time.
-        path = self.forward_process.moving_marginal(embeddings, t, context)
-        z = path.sample(draws.noise)
-        prediction = self.predict(z, t, context)
-        diffusion = objective.diffusion(self.forward_process, path, embeddings, prediction, z, t, context)
-        rescaled = objective.rescaled_diffusion(embeddings, prediction)
+        process = self.forward_process
+        moving_marginal = process.moving_marginal_at(times, block_context)
+        path = moving_marginal(clean)
+        z = path.sample(self.split(draws.noise))
+        prediction = self.predict(z, times, block_context, self.previous_blocks(input_ids))
+        diffusion = self.per_text(
+            objective.diffusion(process, moving_marginal, path, clean, prediction, z, times, block_context)
+        )
+        rescaled = self.per_text(objective.rescaled_diffusion(clean, prediction))
 
         # Reconstruction: what decoding z_0 costs. Without it the embeddings collapse.
-        z_0 = self.forward_process.initial_marginal(embeddings, context).sample(draws.initial_noise)
-        logits = self.decode(z_0, context)
-        reconstruction = objective.reconstruction(logits, input_ids)
+        z_0 = process.initial_marginal(clean, block_context).sample(self.split(draws.initial_noise))
+        with self._full_precision(z_0):
+            factors = self.decoder_factors(z_0, block_context)
+            reconstruction, accuracy = map(self.per_text, objective.reconstruction(*factors, self.split(input_ids)))
 
         # Prior: what is left of the data at t = 1.
-        prior = objective.prior(self.forward_process.terminal_marginal(embeddings, context))
+        prior = self.per_text(objective.prior(process.terminal_marginal(clean, block_context)))
 
         weighted = diffusion * time_weight
         trained = diffusion if self.config.objective == "bound" else rescaled
         loss = time_weight * trained + reconstruction + prior + context_weight * context_term
         # Trains the time sampler and leaves the value of the loss as it is.
         fit = self.time_sampler.fitting_loss(t, trained)
-        loss = (loss + fit - fit.detach()).mean()
+        # A sum divided, not a mean, whose gradient is no expanded number: see `linear_cross_entropy`.
+        loss = (loss + fit - fit.detach()).sum() / len(loss)
 
         output = TextDiffusionOutput(
             loss=loss,
@@ -252,7 +306,7 @@ class TextDiffusionModel(PreTrainedModel):
             context=context_term,
             rescaled_diffusion=rescaled,
             t=t,
-            reconstruction_accuracy=(logits.argmax(-1) == input_ids).to(z.dtype).mean(-1),
+            reconstruction_accuracy=accuracy / self.config.num_blocks,
             **self._embedding_monitors(embeddings, input_ids),
         )
         return output if return_dict else output.to_tuple()
@@ -264,21 +318,26 @@ class TextDiffusionModel(PreTrainedModel):
         with torch.no_grad():
             embeddings = self.embed(input_ids)
             context, _ = self.encode_context(embeddings, draws.context_noise)
-            z = self.forward_process.marginal(embeddings, t, context).sample(draws.noise)
-        logits = self.predict_logits(z, t, context, predictor_only=True)
-        cross_entropy = objective.reconstruction(logits, input_ids)
+            times, context = self.per_block(t), self.per_block(context)
+            path = self.forward_process.marginal(self.split(embeddings), times, context)
+            z = path.sample(self.split(draws.noise))
+        logits = self.predict_logits(z, times, context, self.previous_blocks(input_ids), predictor_only=True)
+        cross_entropy = self.per_text(objective.cross_entropy(logits, self.split(input_ids)))
         output = TextDiffusionOutput(loss=cross_entropy.mean(), cross_entropy=cross_entropy, t=t)
         return output if return_dict else output.to_tuple()
 
     @torch.no_grad()
     def _embedding_monitors(self, embeddings: Tensor, input_ids: Tensor) -> dict[str, Tensor]:
-        # A fixed number of tokens against the whole table: the cost does not grow with the batch.
+        # A fixed number of tokens against the table, part by part: the cost does not grow with the batch, nor the memory with the table.
         ids = input_ids.flatten()[: self.num_monitored_tokens]
         some, table = embeddings.flatten(0, 1)[: self.num_monitored_tokens], self.embedding_table()
-        distances = torch.cdist(some, table).scatter(1, ids[:, None], math.inf)
+        nearest = some.new_full((len(some),), math.inf)
+        for others in torch.arange(len(table), device=table.device).split(self.monitored_chunk):
+            distances = torch.cdist(some, table[others]).masked_fill_(ids[:, None] == others, math.inf)
+            nearest = torch.minimum(nearest, distances.amin(-1))
         return {
             "embedding_norm": some.norm(dim=-1).mean(),
-            "nearest_neighbor_distance": distances.amin(-1).mean(),
+            "nearest_neighbor_distance": nearest.mean(),
         }
 
     def check_inputs(self, input_ids: Tensor, t: Tensor | None = None) -> None:
@@ -326,7 +385,7 @@ class NFDMModel(TextDiffusionModel):
             num_layers=config.forward_num_layers,
             num_heads=config.forward_num_heads,
             intermediate_size=config.forward_intermediate_size,
-            max_length=config.max_length,
+            max_length=config.block_length,
             time_conditioning=config.time_conditioning,
             time_dim=config.forward_time_dim,
         )
@@ -348,7 +407,7 @@ class MuLANModel(TextDiffusionModel):
     def build_forward_process(self, config: MuLANConfig) -> MuLANProcess:
         return MuLANProcess(
             context_dim=config.context_dim,
-            max_length=config.max_length,
+            max_length=config.block_length,
             hidden_size=config.schedule_hidden_size,
             gamma_min=config.gamma_min,
             gamma_max=config.gamma_max,

@@ -17,9 +17,12 @@ def select_tokens(
     restricted to the `top_k` most probable tokens and to the smallest set of them with probability `top_p`."""
     if temperature == 0:
         return logits.argmax(-1)
-    logits, order = logits.float().sort(-1, descending=True)
+    logits = logits.float()
+    order = None
+    if top_k is not None or top_p is not None:
+        logits, order = logits.sort(-1, descending=True)
     # With the largest at zero a small temperature cannot overflow.
-    logits = (logits - logits[..., :1]) / temperature
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k is not None:
         logits[..., top_k:] = -torch.inf
     probabilities = torch.softmax(logits, -1)
@@ -27,12 +30,13 @@ def select_tokens(
         # A token stays while the more probable ones before it have not reached `top_p`: at least one always does.
         before = probabilities.cumsum(-1) - probabilities
         probabilities = probabilities.masked_fill(before >= top_p, 0)
-        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     uniforms = torch.stack([torch.rand(logits.shape[1], generator=g, device=g.device) for g in generators]).to(
         logits.device
     )
     cumulative = probabilities.cumsum(-1)
-    chosen = torch.searchsorted(cumulative, uniforms[..., None] * cumulative[..., -1:], right=True)
-    # Rounding must not reach a token of probability zero.
-    last = (probabilities > 0).sum(-1, keepdim=True) - 1
-    return order.gather(-1, torch.minimum(chosen, last))[..., 0]
+    # Below the total, so that rounding cannot reach beyond the last token of probability above zero.
+    drawn = (uniforms[..., None] * cumulative[..., -1:]).minimum(
+        torch.nextafter(cumulative[..., -1:], torch.zeros(()))
+    )
+    chosen = torch.searchsorted(cumulative, drawn, right=True)
+    return (chosen if order is None else order.gather(-1, chosen))[..., 0]

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
-from torch import Tensor
+from torch import Tensor, nn
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..models import TextDiffusionModel, evaluation_mode
 from ..schedulers import TextDiffusionScheduler
-from ..tokenization import content_ids, special_ids
+from ..tokenization import special_ids
 from .decoding import select_tokens
 from .hub import HubCheckpointMixin
+from .samples import check_samples, check_temperature, decode_texts, is_number, sample_generators
 
 
 OUTPUT_TYPES = ("text", "seq", "latent")
@@ -42,8 +44,28 @@ class NFDMTextPipelineOutput(BaseOutput):
     num_function_evaluations: int = 0
 
 
+@dataclass
+class _Batch:
+    """Texts in the making: how they are to be made, and what there is of them."""
+
+    generators: list[torch.Generator]
+    latents: Tensor | None
+    choice: dict
+    clamp_predictions: bool
+    keep_trajectory: bool
+    callback: Callable | None
+    callback_inputs: Sequence[str]
+    bar: tqdm
+    tokens: Tensor | None = None
+    trajectory: list[Tensor] = field(default_factory=list)
+    times: list[Tensor] = field(default_factory=list)
+    calls: int = 0
+
+
 class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     """Generates texts: noise, then for every time of the scheduler `Ê = model.predict(z, t)` and `z = scheduler.step(Ê, t, z)`, then decoding.
+
+    A model with `block_size` does this for one block after the other, each given the tokens before it.
 
     Args:
         model: an `NFDMModel`, `MuLANModel` or `DiffusionLMModel`.
@@ -87,18 +109,19 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
 
         Args:
             num_samples: number of texts, by default one, or as many as there are `latents`.
-            num_inference_steps: steps of the scheduler, 64 by default. The paper uses 2000, and 64 and 32 in an ablation.
+            num_inference_steps: steps of the scheduler, 64 by default, shared out evenly to the blocks of a text if it has several. The
+                paper uses 2000, and 64 and 32 in an ablation.
             batch_size: texts made at a time. A sample does not depend on it.
-            timesteps: the times themselves, decreasing, in (0, 1], instead of a number of steps.
+            timesteps: the times themselves, decreasing, in (0, 1], instead of a number of steps; the same for every block.
             generator: one generator, from which one per sample is derived, or a list with one per sample.
             latents: z at the first time, `(num_samples, max_length, dim)`, instead of noise.
             temperature, top_k, top_p: sample the tokens from the decoder's logits instead of taking the most probable ones.
             clamp_predictions: move each Ê to its nearest embedding before the step (the clamping trick of Diffusion-LM).
             output_type: `"text"`, `"seq"` (token ids) or `"latent"` (z_0).
-            return_trajectory: also return the best tokens at every predictor call.
+            return_trajectory: also return the best tokens at every predictor call; blocks to come are padding.
             callback_on_step_end: called as `callback(pipeline, step, timestep, tensors)` after every step with the tensors named in
-                `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens` (its best tokens). It
-                may return a dict whose `latents` replace those of the pipeline. Between the stages of one step of Heun or
+                `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens` (its best tokens), each
+                of the block in work. It may return a dict whose `latents` replace those of the pipeline. Between the stages of one step of Heun or
                 of an adaptive method they only change where the drift is taken.
         """
         if num_samples is None:
@@ -109,96 +132,121 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             num_samples, batch_size, generator, latents, temperature, top_k, top_p, output_type,
             callback_on_step_end_tensor_inputs,
         )  # fmt: skip
-        self._set_timesteps(num_inference_steps, timesteps)
-        generators = self._generators(num_samples, generator)
+        steps = self._block_steps(num_inference_steps)
         starts = range(0, num_samples, batch_size)
-        # An adaptive scheduler does not know how many calls it will take.
-        known = hasattr(self.scheduler.timesteps, "__len__")
-        num_calls = len(self.scheduler.timesteps) * len(starts) if known else float("inf")
+        num_calls = len(starts) * self._count_calls(steps, timesteps)
+        generators = sample_generators(num_samples, generator)
         batches = []
         with evaluation_mode(self.model), self.progress_bar(total=num_calls) as bar:
             for start in starts:
-                # A fresh start for every batch: schedulers carry state from step to step.
-                self._set_timesteps(num_inference_steps, timesteps)
-                batches.append(
-                    self._generate(
-                        generators[start : start + batch_size],
-                        None if latents is None else latents[start : start + batch_size],
-                        clamp_predictions,
-                        return_trajectory,
-                        callback_on_step_end,
-                        callback_on_step_end_tensor_inputs,
-                        bar,
-                    )
+                batch = _Batch(
+                    generators=generators[start : start + batch_size],
+                    latents=None if latents is None else latents[start : start + batch_size],
+                    choice={"temperature": temperature, "top_k": top_k, "top_p": top_p},
+                    clamp_predictions=clamp_predictions,
+                    keep_trajectory=return_trajectory,
+                    callback=callback_on_step_end,
+                    callback_inputs=callback_on_step_end_tensor_inputs,
+                    bar=bar,
                 )
-        z_0 = torch.cat([batch["latents"] for batch in batches])
-        sequences = None
-        if output_type != "latent":
-            sequences = torch.cat(
-                [
-                    select_tokens(
-                        self.model.decode(batch["latents"], batch["context"]), temperature, top_k, top_p, chosen
-                    )
-                    for batch, chosen in zip(batches, (generators[start : start + batch_size] for start in starts))
-                ]
-            ).cpu()
+                self._generate(batch, steps, timesteps)
+                batches.append(batch)
         self.maybe_free_model_hooks()
+        sequences = None if output_type == "latent" else torch.cat([batch.tokens for batch in batches]).cpu()
         trajectory, trajectory_times = _join_trajectories(batches) if return_trajectory else (None, None)
         output = NFDMTextPipelineOutput(
-            texts=self._texts(sequences) if output_type == "text" else None,
+            texts=decode_texts(sequences, self.tokenizer) if output_type == "text" else None,
             sequences=sequences,
-            latents=z_0 if output_type == "latent" else None,
+            latents=torch.cat([batch.latents for batch in batches]) if output_type == "latent" else None,
             trajectory=trajectory,
             trajectory_times=trajectory_times,
-            num_function_evaluations=max(batch["calls"] for batch in batches),
+            num_function_evaluations=max(batch.calls for batch in batches),
         )
         return output if return_dict else output.to_tuple()
 
-    def _generate(
-        self,
-        generators: list[torch.Generator],
-        latents: Tensor | None,
-        clamp_predictions: bool,
-        return_trajectory: bool,
-        callback: Callable | None,
-        callback_inputs: Sequence[str],
-        bar,
-    ) -> dict:
-        """One batch from noise to z_0."""
-        model, scheduler, device, n = self.model, self.scheduler, self._execution_device, len(generators)
-        options = {"device": device, "dtype": model.latent_dtype}
+    def _generate(self, batch: _Batch, steps: list[int | None], timesteps: Sequence[float] | None) -> None:
+        """Fill in the latents z_0 and the tokens of one batch, block by block."""
+        model, n = self.model, len(batch.generators)
+        options = {"device": self._execution_device, "dtype": model.latent_dtype}
         context = None
         if model.context_dim is not None:
-            context = randn_tensor((n, model.context_dim), generator=generators, **options)
-        if latents is None:
-            z = randn_tensor((n, *model.latent_shape), generator=generators, **options) * scheduler.init_noise_sigma
-        else:
-            z = latents.to(**options)
-        tokens, times, calls = [], [], 0
-        for step, timestep in enumerate(scheduler.timesteps):
-            t = timestep.to(**options).expand(n).contiguous()
-            prediction = model.predict(scheduler.scale_model_input(z, timestep), t, context)
-            if clamp_predictions:
-                prediction = model.embed(self._nearest_tokens(prediction))
-            if return_trajectory:
-                tokens.append(model.decode(prediction, context).argmax(-1).cpu())
-                times.append(t.cpu())
-            z = scheduler.step(
-                prediction, timestep, z, forward_process=model.forward_process, context=context, generator=generators
-            ).prev_sample
-            calls += 1
-            if callback is not None:
-                tensors = {"latents": z, "prediction": prediction}
-                if "tokens" in callback_inputs:
-                    tensors["tokens"] = model.decode(prediction, context).argmax(-1)
-                changed = callback(self, step, timestep, {name: tensors[name] for name in callback_inputs})
-                z = (changed or {}).get("latents", z)
-            bar.update()
-        return {"latents": z, "context": context, "tokens": tokens, "times": times, "calls": calls}
+            context = randn_tensor((n, model.context_dim), generator=batch.generators, **options)
+        given, length = batch.latents, model.config.block_length
+        batch.tokens = torch.zeros(n, 0, dtype=torch.long, device=self._execution_device)
+        latents = []
+        for block, num_steps in enumerate(steps):
+            if given is None:
+                z = randn_tensor((n, length, model.config.embedding_dim), generator=batch.generators, **options)
+                z = z * self.scheduler.init_noise_sigma
+            else:
+                z = given[:, block * length : (block + 1) * length].to(**options)
+            # A fresh start for every block and batch: schedulers carry state from step to step.
+            self._set_timesteps(num_steps, timesteps)
+            z = self._generate_block(batch, z, context)
+            chosen = select_tokens(model.decode(z, context), generators=batch.generators, **batch.choice)
+            batch.tokens = torch.cat([batch.tokens, chosen], dim=1)
+            latents.append(z)
+        batch.latents = torch.cat(latents, dim=1)
 
-    def _texts(self, sequences: Tensor) -> list[str]:
-        # Most tokenizers would drop UNK with the other special tokens and would not stop at END, which flatters a model.
-        return [self.tokenizer.decode(content_ids(ids, self.tokenizer)) for ids in sequences.tolist()]
+    def _generate_block(self, batch: _Batch, z: Tensor, context: Tensor | None) -> Tensor:
+        """One block from noise to z_0."""
+        model, scheduler = self.model, self.scheduler
+        for timestep in scheduler.timesteps:
+            t = timestep.to(z.device, z.dtype).expand(len(z)).contiguous()
+            prediction = self._predict(batch, scheduler.scale_model_input(z, timestep), t, context)
+            if batch.keep_trajectory:
+                seen = torch.cat([batch.tokens, model.decode(prediction, context).argmax(-1)], dim=1)
+                padding = (0, model.config.max_length - seen.shape[1])
+                batch.trajectory.append(nn.functional.pad(seen, padding, value=model.config.pad_token_id or 0).cpu())
+                batch.times.append(t.cpu())
+            z = scheduler.step(
+                prediction,
+                timestep,
+                z,
+                forward_process=model.forward_process,
+                context=context,
+                generator=batch.generators,
+            ).prev_sample
+            if batch.callback is not None:
+                tensors = {"latents": z, "prediction": prediction}
+                if "tokens" in batch.callback_inputs:
+                    tensors["tokens"] = model.decode(prediction, context).argmax(-1)
+                wanted = {name: tensors[name] for name in batch.callback_inputs}
+                z = (batch.callback(self, batch.calls, timestep, wanted) or {}).get("latents", z)
+            batch.calls += 1
+            batch.bar.update()
+        return z
+
+    def _predict(self, batch: _Batch, z: Tensor, t: Tensor, context: Tensor | None) -> Tensor:
+        """Ê: the mean of the predicted embeddings or, for a scheduler that wants it, tokens drawn from the prediction."""
+        model, scheduler = self.model, self.scheduler
+        if scheduler.samples_tokens:
+            logits = model.predict_logits(z, t, context, batch.tokens)
+            return model.embed(select_tokens(logits, scheduler.config.temperature, generators=batch.generators))
+        prediction = model.predict(z, t, context, batch.tokens)
+        if batch.clamp_predictions:
+            prediction = model.embed(self._nearest_tokens(prediction))
+        return prediction
+
+    def _block_steps(self, num_inference_steps: int | None) -> list[int | None]:
+        """How many steps each block gets; `None` where the times are given."""
+        blocks = self.model.config.num_blocks
+        if blocks == 1 or not is_number(num_inference_steps):
+            return [num_inference_steps] * blocks
+        if num_inference_steps < blocks:
+            raise ValueError(
+                f"`num_inference_steps` is {num_inference_steps}; a text of this model has {blocks} blocks, and each needs at least one."
+            )
+        return [num_inference_steps // blocks + (block < num_inference_steps % blocks) for block in range(blocks)]
+
+    def _count_calls(self, steps: list[int | None], timesteps: Sequence[float] | None) -> float:
+        """Predictor calls of a batch."""
+        calls = 0
+        for num_steps in steps:
+            self._set_timesteps(num_steps, timesteps)
+            # An adaptive scheduler does not know how many calls it will take.
+            calls += len(self.scheduler.timesteps) if hasattr(self.scheduler.timesteps, "__len__") else float("inf")
+        return calls
 
     def _nearest_tokens(self, prediction: Tensor) -> Tensor:
         table = self.model.embedding_table()
@@ -210,33 +258,10 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             num_inference_steps, device="cpu", timesteps=timesteps, time_sampler=self.model.time_sampler
         )
 
-    @staticmethod
-    def _generators(
-        num_samples: int, generator: torch.Generator | list[torch.Generator] | None
-    ) -> list[torch.Generator]:
-        """One generator per sample, so that a sample is the same alone and in any batch."""
-        if isinstance(generator, list):
-            return generator
-        device = "cpu" if generator is None else generator.device
-        seeds = torch.randint(2**62, (num_samples,), generator=generator, device=device).tolist()
-        return [torch.Generator(device).manual_seed(seed) for seed in seeds]
-
     def _check_call(
         self, num_samples, batch_size, generator, latents, temperature, top_k, top_p, output_type, callback_inputs
     ) -> None:
-        for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-            if not _is_number(value) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
-        if isinstance(generator, list) and len(generator) != num_samples:
-            raise ValueError(
-                f"`generator` is a list of {len(generator)} for {num_samples} samples; it must be one generator, or one per sample."
-            )
-        for one in generator if isinstance(generator, list) else [generator] * (generator is not None):
-            if not isinstance(one, torch.Generator):
-                raise ValueError(
-                    f"`generator` has {one!r}; it must be a `torch.Generator` or a list of them: "
-                    "`torch.Generator().manual_seed(0)`."
-                )
+        check_samples(num_samples, batch_size, generator)
         shape = (num_samples, *self.model.latent_shape)
         if latents is not None and not isinstance(latents, Tensor):
             raise ValueError(f"`latents` is a {type(latents).__name__}; it must be a tensor of shape {shape}.")
@@ -246,17 +271,14 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             )
         if latents is not None and not torch.isfinite(latents).all():
             raise ValueError("`latents` has values that are not finite.")
-        if not _is_number(temperature) or not temperature >= 0:
-            raise ValueError(
-                f"`temperature` is {temperature!r}; it must be at least 0 (0 takes the most probable token)."
-            )
+        check_temperature(temperature)
         if temperature == 0 and (top_k is not None or top_p is not None):
             raise ValueError(
                 "`top_k` and `top_p` need a `temperature` above 0: at 0 the most probable token is taken."
             )
-        if top_k is not None and (not _is_number(top_k) or not isinstance(top_k, int) or top_k < 1):
+        if top_k is not None and (not is_number(top_k) or not isinstance(top_k, int) or top_k < 1):
             raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
-        if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
+        if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
             raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
         if output_type not in OUTPUT_TYPES:
             raise ValueError(
@@ -272,16 +294,12 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             )
 
 
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _join_trajectories(batches: list[dict]) -> tuple[Tensor, Tensor]:
+def _join_trajectories(batches: list[_Batch]) -> tuple[Tensor, Tensor]:
     """Stack calls and join samples; a batch that an adaptive scheduler finished early stays at its last tokens."""
-    longest = max(batch["calls"] for batch in batches)
+    longest = max(batch.calls for batch in batches)
     tokens, times = [], []
     for batch in batches:
-        missing = longest - batch["calls"]
-        tokens.append(torch.stack(batch["tokens"] + batch["tokens"][-1:] * missing))
-        times.append(torch.stack(batch["times"] + batch["times"][-1:] * missing))
+        missing = longest - batch.calls
+        tokens.append(torch.stack(batch.trajectory + batch.trajectory[-1:] * missing))
+        times.append(torch.stack(batch.times + batch.times[-1:] * missing))
     return torch.cat(tokens, dim=1), torch.cat(times, dim=1)

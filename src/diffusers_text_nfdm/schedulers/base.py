@@ -35,6 +35,8 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
 
     order = 1
     init_noise_sigma = 1.0
+    # Whether Ê is to be tokens drawn from the prediction, instead of their mean.
+    samples_tokens = False
 
     def _check_config(self) -> None:
         if self.config.time_grid not in TIME_GRIDS:

@@ -21,16 +21,28 @@ class MarkovChainScheduler(TextDiffusionScheduler):
     Every ρ keeps the marginals. ρ = 1 is star sampling (the paper's "DDIM-style"), where z_t is forgotten and the forward process is
     called once a step; ρ = 0 is deterministic (what DDIM means elsewhere); `ρ* = 1 - SNR(t)/SNR(s)` is the ancestral posterior of VDM and DDPM.
 
+    With `prediction="tokens"` the pipeline gives tokens drawn from the predicted distribution in place of their mean Ê. A token drawn from
+    `p(x | z_t)` and the noise that z_t then has are a draw from their joint distribution, so for a single token a step of any length
+    keeps the marginals exactly, where the mean needs short steps; of several tokens it is left out that they depend on each other.
+
     Args:
         noise_fraction: ρ in [0, 1], a fraction of the variance; or `"snr"` for ρ*, which needs a process with a signal-to-noise ratio.
         time_grid: `"uniform"` or `"learned"`.
+        prediction: `"mean"`, or `"tokens"`, for a model with categorical prediction.
+        temperature: of the distribution that tokens are drawn from.
     """
 
     # A config may still hold the `start_time` of the scheduler that this one was exchanged for.
     start_time = 1.0
 
     @register_to_config
-    def __init__(self, noise_fraction: float | str = 1.0, time_grid: str = "uniform"):
+    def __init__(
+        self,
+        noise_fraction: float | str = 1.0,
+        time_grid: str = "uniform",
+        prediction: str = "mean",
+        temperature: float = 1.0,
+    ):
         self._check_config()
         if noise_fraction != "snr" and not (
             isinstance(noise_fraction, (int, float))
@@ -38,6 +50,14 @@ class MarkovChainScheduler(TextDiffusionScheduler):
             and 0 <= noise_fraction <= 1
         ):
             raise ValueError(f"`noise_fraction` is {noise_fraction!r}; it must be a number in [0, 1] or 'snr'.")
+        if prediction not in ("mean", "tokens"):
+            raise ValueError(f"`prediction` is {prediction!r}; it must be 'mean' or 'tokens'.")
+        if not isinstance(temperature, (int, float)) or isinstance(temperature, bool) or not temperature >= 0:
+            raise ValueError(f"`temperature` is {temperature!r}; it must be a number of at least 0.")
+
+    @property
+    def samples_tokens(self) -> bool:
+        return self.config.prediction == "tokens"
 
     def step(
         self,

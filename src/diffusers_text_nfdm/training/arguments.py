@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from transformers import PreTrainedConfig
 
-from ..models import DiffusionLMConfig, MuLANConfig, NFDMConfig, TextDiffusionConfig
+from ..baseline import AutoregressiveConfig
+from ..models import DiffusionLMConfig, MuLANConfig, NFDMConfig
 
 
-CONFIGS: dict[str, type[TextDiffusionConfig]] = {
-    config.model_type: config for config in (NFDMConfig, MuLANConfig, DiffusionLMConfig)
+CONFIGS: dict[str, type[PreTrainedConfig]] = {
+    config.model_type: config for config in (NFDMConfig, MuLANConfig, DiffusionLMConfig, AutoregressiveConfig)
 }
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "stories-tiny"
@@ -59,7 +61,7 @@ def setting(default: Any, group: str, help: str) -> Any:
 class TrainingArguments:
     """Settings of a run, grouped by purpose. `--help` shows them all."""
 
-    model_type: str = setting("nfdm", "model", "nfdm, mulan or diffusion_lm")
+    model_type: str = setting("nfdm", "model", "nfdm, mulan, diffusion_lm, or the baseline autoregressive")
     model_config: dict = setting(
         {}, "model", "fields of the model's configuration, as key=value; the rest keep their defaults"
     )
@@ -137,12 +139,14 @@ class TrainingArguments:
     evaluation_texts: int = setting(
         512, "reporting", "validation texts of an evaluation; the last one uses twice as many"
     )
-    evaluation_draws: int = setting(4, "reporting", "draws of time and noise per text, an even number")
+    evaluation_draws: int = setting(
+        4, "reporting", "draws of time and noise per text, an even number, for a diffusion model"
+    )
     evaluation_batch_size: int = setting(64, "reporting", "texts at a time in evaluation and sampling")
     num_samples: int = setting(4, "reporting", "texts that are sampled and shown at every evaluation")
     final_samples: int = setting(200, "reporting", "texts that are sampled at the end")
-    sampling_steps: int = setting(64, "reporting", "steps of the sampler")
-    scheduler: str = setting("MarkovChainScheduler", "reporting", "scheduler that is released with the model")
+    sampling_steps: int = setting(64, "reporting", "steps of the sampler of a diffusion model")
+    scheduler: str = setting("MarkovChainScheduler", "reporting", "scheduler that is released with a diffusion model")
     scheduler_config: dict = setting({}, "reporting", "its settings, as key=value")
     report_to: str = setting("none", "reporting", f"tracker: {', '.join(TRACKERS)}")
     save_plots: bool = setting(True, "reporting", "save plots as PNG at the end")
@@ -183,6 +187,8 @@ class TrainingArguments:
         for name in ("ema_decay", "adam_beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in [0, 1).")
+        if self.model_type == AutoregressiveConfig.model_type:
+            self._check_autoregressive()
         prediction_type = self.model_config.get("prediction_type", "embedding")
         if self.cross_entropy_steps and prediction_type != "categorical":
             raise ValueError(
@@ -204,6 +210,13 @@ class TrainingArguments:
             if key not in known:
                 raise ValueError(
                     f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not have{_suggest(key, known)}"
+                )
+
+    def _check_autoregressive(self) -> None:
+        for name in ("cross_entropy_steps", "context_warmup_steps", "scheduler_config"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"`{name}` is {getattr(self, name)!r}, but it is for diffusion models; with `model_type` 'autoregressive' leave it out."
                 )
 
     def check_data(self) -> None:

@@ -21,7 +21,8 @@ def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], st
 
 class Muon(torch.optim.Muon):
     """`torch.optim.Muon` at a fair price: one batched iteration for all matrices of a shape (or its transpose), in bfloat16 on
-    accelerators and in float32 on CPUs, most of which emulate bfloat16."""
+    accelerators and in float32 on CPUs, most of which emulate bfloat16. A group with `transposed` holds matrices (in, out)
+    instead of (out, in)."""
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -47,8 +48,9 @@ class Muon(torch.optim.Muon):
                 stack = orthogonalize(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
                 for (parameter, _), update in zip(entries, stack):
                     rows, columns = parameter.shape
+                    outputs, inputs = (columns, rows) if group.get("transposed") else (rows, columns)
                     # As in torch.optim.Muon with `adjust_lr_fn="original"`.
-                    rate = group["lr"] * math.sqrt(max(1, rows / columns))
+                    rate = group["lr"] * math.sqrt(max(1, outputs / inputs))
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     parameter.add_((update.T if rows > columns else update).to(parameter.dtype), alpha=-rate)
         return loss

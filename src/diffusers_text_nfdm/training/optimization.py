@@ -6,17 +6,22 @@ import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.pytorch_utils import Conv1D
 
-from ..models import TextDiffusionModel
 from .arguments import TrainingArguments
 from .muon import Muon
 
 
 # The matrices inside these modules are those of the transformer trunks.
-TRUNKS = ("predictor.encoder.", "forward_process.network.blocks.", "context_encoder.transformer.blocks.")
+TRUNKS = (
+    "predictor.encoder.",
+    "predictor.h.",
+    "forward_process.network.blocks.",
+    "context_encoder.transformer.blocks.",
+)
 
 
-def trunk_matrices(model: TextDiffusionModel) -> dict[str, nn.Parameter]:
+def trunk_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     """Weight matrices of the transformer trunks, without the modulations, which are no maps between hidden states."""
     return {
         name: parameter
@@ -25,10 +30,15 @@ def trunk_matrices(model: TextDiffusionModel) -> dict[str, nn.Parameter]:
     }
 
 
-def build_optimizers(model: TextDiffusionModel, arguments: TrainingArguments) -> list[torch.optim.Optimizer]:
+def time_sampler_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The learned time density of a diffusion model, where it has one."""
+    return {name: parameter for name, parameter in model.named_parameters() if name.startswith("time_sampler.")}
+
+
+def build_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torch.optim.Optimizer]:
     """Adam for everything, or Muon for the trunks' matrices and Adam for the rest. No weight decay."""
     matrices = trunk_matrices(model) if arguments.use_muon else {}
-    sampler = {f"time_sampler.{name}": parameter for name, parameter in model.time_sampler.named_parameters()}
+    sampler = time_sampler_parameters(model)
     rest = [parameter for name, parameter in model.named_parameters() if name not in matrices.keys() | sampler.keys()]
     groups = [{"params": rest}]
     if sampler:
@@ -40,7 +50,7 @@ def build_optimizers(model: TextDiffusionModel, arguments: TrainingArguments) ->
     if matrices:
         optimizers.append(
             Muon(
-                list(matrices.values()),
+                _by_layout(model, matrices),
                 lr=arguments.muon_learning_rate,
                 momentum=arguments.muon_momentum,
                 weight_decay=0.0,
@@ -50,6 +60,16 @@ def build_optimizers(model: TextDiffusionModel, arguments: TrainingArguments) ->
         for group in optimizer.param_groups:
             group["base_lr"] = group["lr"]
     return optimizers
+
+
+def _by_layout(model: nn.Module, matrices: dict[str, nn.Parameter]) -> list[dict]:
+    """Parameter groups for Muon: matrices stored as (out, in), and those that GPT-2 stores as (in, out)."""
+    convolutions = {id(module.weight) for module in model.modules() if isinstance(module, Conv1D)}
+    groups = [
+        {"params": [p for p in matrices.values() if (id(p) in convolutions) == transposed], "transposed": transposed}
+        for transposed in (False, True)
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def check_combination(distributed_type: DistributedType, is_fsdp2: bool, mixed_precision: str, use_muon: bool) -> None:

@@ -46,14 +46,7 @@ def save_plots(trainer: Trainer) -> list[Path]:
         from ..stories import StoryGrammar
 
         entropy = StoryGrammar().entropy()
-    figures = {
-        "loss": plot_loss(read_metrics(trainer.run), entropy),
-        "schedule": plot_schedule(model, input_ids),
-        "volatility": plot_volatility(model, input_ids),
-        "similarity": plot_similarity(model, input_ids),
-    }
-    if isinstance(model.time_sampler, BucketTimeSampler):
-        figures["times"] = plot_time_density(model.time_sampler)
+    figures = {"loss": plot_loss(read_metrics(trainer.run), entropy), **trainer.family.figures(model, input_ids)}
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{name}.png")
@@ -69,7 +62,7 @@ def read_metrics(run: str | Path) -> list[dict[str, float]]:
 
 @matplotlib.rc_context(STYLE)
 def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None) -> Figure:
-    """The bound over the steps, and its terms, in nats per text: of the training batches (pale) and of the validation texts.
+    """The bound over the steps, and its terms where it has several, in nats per text: of the training batches (pale) and of the validation texts.
 
     Args:
         metrics: entries of metrics.jsonl.
@@ -82,7 +75,9 @@ def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None)
         if points:
             axes.plot(*zip(*points), **style)
 
-    figure, (whole, terms) = _figure(1, 2, (11, 4.2))
+    named = [name for name in TERMS if any(entry.get(f"validation/{name}") for entry in metrics)]
+    figure, panels = _figure(1, 2, (11, 4.2)) if named else _figure(1, 1, (6.5, 4.2))
+    whole = panels[0] if named else panels
     draw(whole, "train/bound", color="#bbbbbb", linewidth=0.8, label="training batch")
     draw(whole, "validation/bound", color="#222222", marker="o", markersize=3, label="validation, averaged weights")
     if entropy is not None:
@@ -90,10 +85,12 @@ def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None)
     whole.set(xlabel="step", ylabel="nats per text", title="Bound on −log p(x)")
     _log_scale(whole)
     whole.legend()
-    for name in TERMS:
-        if any(entry.get(f"validation/{name}") for entry in metrics):
-            draw(terms, f"train/{name}", color=COLORS[name], linewidth=0.6, alpha=0.35)
-            draw(terms, f"validation/{name}", color=COLORS[name], marker="o", markersize=3, label=name)
+    if not named:
+        return figure
+    terms = panels[1]
+    for name in named:
+        draw(terms, f"train/{name}", color=COLORS[name], linewidth=0.6, alpha=0.35)
+        draw(terms, f"validation/{name}", color=COLORS[name], marker="o", markersize=3, label=name)
     terms.set(xlabel="step", ylabel="nats per text", title="Its terms")
     # Terms may be zero, but those that matter span orders of magnitude.
     terms.set_yscale("symlog", linthresh=1)

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..baseline import AutoregressiveModel
 from ..data import load_text_dataset, prepare_dataset
-from ..models import DiffusionLMModel, MuLANModel, NFDMModel, TextDiffusionModel
+from ..models import DiffusionLMModel, MuLANModel, NFDMModel, TextDiffusionConfig
 from ..models.cooccurrence import cooccurrence_embeddings
 from ..tokenization import WordTokenizer, special_ids
 from .arguments import CONFIGS, TrainingArguments
 
 
-MODELS = {model.config_class.model_type: model for model in (NFDMModel, MuLANModel, DiffusionLMModel)}
+MODELS = {
+    model.config_class.model_type: model for model in (NFDMModel, MuLANModel, DiffusionLMModel, AutoregressiveModel)
+}
 # Enough texts for a vocabulary, where they come as a stream.
 VOCABULARY_TEXTS = 100_000
 # Enough texts for the statistics of neighbouring words.
@@ -110,25 +113,28 @@ class TrainingData:
         self.mean_tokens, self.unknown_share = num_tokens.mean().item(), (unknown / num_tokens.sum()).item()
 
 
-def build_model(arguments: TrainingArguments, data: TrainingData) -> TextDiffusionModel:
+def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedModel:
     """The model of the settings for the data's vocabulary, with what it takes from the training texts."""
     tokenizer = data.tokenizer
+    start, end, pad = special_ids(tokenizer)
     config = CONFIGS[arguments.model_type](
         vocab_size=len(tokenizer),
         max_length=arguments.max_length,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=pad,
+        bos_token_id=start,
+        eos_token_id=end,
         **arguments.model_config,
     )
     model = MODELS[arguments.model_type](config)
     if not arguments.streaming:
         ids = data.train_ids()
-        if config.prediction_type == "categorical":
+        # A predicted embedding has no logits that could start at the frequencies.
+        if not (isinstance(config, TextDiffusionConfig) and config.prediction_type == "embedding"):
             model.set_token_frequencies(_token_counts(ids, len(tokenizer)))
         if arguments.cooccurrence_embeddings:
             some = ids[: min(len(ids), COOCCURRENCE_TEXTS)]["input_ids"]
-            table = cooccurrence_embeddings(some, len(tokenizer), config.embedding_dim, seed=arguments.seed)
+            dim = model.get_input_embeddings().embedding_dim
+            table = cooccurrence_embeddings(some, len(tokenizer), dim, seed=arguments.seed)
             model.set_embeddings(table)
     if arguments.gradient_checkpointing:
         model.gradient_checkpointing_enable()

@@ -32,6 +32,7 @@ def finish(trainer: Trainer) -> dict:
         "model": variant_name(trainer.released.config),
         "parameters": sum(parameter.numel() for parameter in trainer.released.parameters()),
         "steps": trainer.progress.step,
+        "quantity": trainer.family.quantity,
         "likelihood": estimate.to_dict(),
         "samples": describe_samples(trainer, texts, output.sequences),
         "pipeline": str(run / "pipeline"),
@@ -95,6 +96,11 @@ def describe_samples(trainer: Trainer, texts: list[str], sequences: Tensor) -> d
     return described
 
 
+def with_error(value: float, error: float) -> str:
+    """The value, and how far chance may have moved it, where chance is involved."""
+    return f"{value:.2f}" + (f" ± {error:.2f}" if error else "")
+
+
 def render(summary: dict, texts: list[str]) -> str:
     """The summary as text."""
     likelihood, samples = summary["likelihood"], summary["samples"]
@@ -102,12 +108,13 @@ def render(summary: dict, texts: list[str]) -> str:
     lines = [
         f"{summary['model']}, {summary['parameters']:,} parameters, {summary['steps']:,} steps",
         "",
-        f"Bound on the validation texts: {story['value']:.2f} ± {story['monte_carlo_error']:.2f} nats per text, "
+        f"{summary['quantity'].capitalize()} on the validation texts: {with_error(story['value'], story['monte_carlo_error'])} nats per text, "
         f"{likelihood['nats_per_token']['value']:.3f} per token, {likelihood['bits_per_character']['value']:.3f} bits per character.",
     ]
     if "entropy" in summary:
         lines.append(
-            f"The truth beneath it: {summary['entropy']:.2f} nats per story; the bound is {story['value'] / summary['entropy']:.3f} times that."
+            f"The truth beneath it: {summary['entropy']:.2f} nats per story; the {summary['quantity']} is "
+            f"{story['value'] / summary['entropy']:.3f} times that."
         )
     said = f"Samples: {samples['distinct']} of {samples['number']} distinct"
     if "copied_from_training" in samples:
@@ -141,6 +148,6 @@ def _write_release(trainer: Trainer, folder: Path, summary: dict, report: str, t
             for key, value in arguments.to_dict().items()
             if key not in ("output_dir", "resume", "hub_model_id")
         },
-        results="```\n" + report.split("\n\n  ")[0] + "\n```\n\nProtocol of the bound:\n\n" + protocol,
+        results="```\n" + report.split("\n\n  ")[0] + "\n```\n\nProtocol of the likelihood:\n\n" + protocol,
         samples=texts[:5],
     )

@@ -21,24 +21,31 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.tracking import filter_trackers, get_available_trackers
 from accelerate.utils import broadcast_object_list, set_seed
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
-from .. import schedulers
-from ..likelihood import LikelihoodEstimate, estimate_likelihood
-from ..models import TextDiffusionModel, TextDiffusionOutput
-from ..pipelines import NFDMTextPipeline, NFDMTextPipelineOutput
+from ..likelihood import LikelihoodEstimate
+from ..pipelines import NFDMTextPipelineOutput
 from .arguments import TrainingArguments
 from .batches import Partition, training_batches
 from .checkpoints import SETTINGS_FILE, clear_leftovers, open_run, remove_old, replace_file, write_whole
-from .optimization import ExponentialMovingAverage, build_optimizers, check_combination, learning_rate_factor, whole
+from .families import model_family
+from .optimization import (
+    ExponentialMovingAverage,
+    build_optimizers,
+    check_combination,
+    learning_rate_factor,
+    time_sampler_parameters,
+    whole,
+)
 from .preparation import TrainingData, build_model
-from .summary import finish, open_repository
+from .summary import finish, open_repository, with_error
 
 
 # A signal that comes again within this time is the same request: launchers pass on what the terminal has sent already.
 REPEATED_SIGNAL_SECONDS = 3.0
 # Asking all processes whether one got a signal makes an accelerator wait, so it is not done at every step there.
 STEPS_BETWEEN_SIGNAL_CHECKS = 10
-SMALL_ESTIMATE = 1000
 
 
 @dataclass
@@ -63,6 +70,7 @@ class Trainer:
         self.accelerator = self._accelerator(arguments)
         # What `accelerate launch` decided is part of the run's settings.
         self.arguments = dataclasses.replace(arguments, mixed_precision=self.accelerator.mixed_precision)
+        self.family = model_family(self.arguments)
         self.run, self.checkpoint = self._main_first(lambda: open_run(self.arguments, "run"), share=True)
         self.partition = Partition(
             arguments.batch_size,
@@ -134,15 +142,15 @@ class Trainer:
         set_seed(arguments.seed)
         model = build_model(arguments, self.data)
         # The averaged weights are evaluated and released in a model of their own, whole even where training shards them.
-        self.released: TextDiffusionModel = copy.deepcopy(model).requires_grad_(False).eval().to(accelerator.device)
+        self.released: PreTrainedModel = copy.deepcopy(model).requires_grad_(False).eval().to(accelerator.device)
         if arguments.compile_predictor:
             model.predictor.compile()
         optimizers = build_optimizers(model, arguments)
         self.wrapped, *self.optimizers = accelerator.prepare(model, *optimizers)
-        self.model: TextDiffusionModel = accelerator.unwrap_model(self.wrapped)
+        self.model: PreTrainedModel = accelerator.unwrap_model(self.wrapped)
         self.ema = ExponentialMovingAverage(self.model, arguments.ema_decay)
         # The time sampler's gradients are of another kind, and must not use up the norm that the others are clipped to.
-        sampler = {id(parameter) for parameter in self.model.time_sampler.parameters()}
+        sampler = {id(parameter) for parameter in time_sampler_parameters(self.model).values()}
         self.clipped_parameters = [parameter for parameter in self.model.parameters() if id(parameter) not in sampler]
 
     # ---- The loop ---------------------------------------------------------------------------------------------------
@@ -182,7 +190,7 @@ class Trainer:
         batches = training_batches(
             self.data.train, partition, arguments.seed, start_step=progress.step, workers=arguments.dataloader_workers
         )
-        self._clock, self._logged_step = time.perf_counter(), progress.step
+        self._clock, self._cpu_clock, self._logged_step = time.perf_counter(), time.process_time(), progress.step
         if progress.step == 0:
             self._evaluate()
         bar = tqdm(
@@ -216,7 +224,7 @@ class Trainer:
             self._say(f"{reason} at step {progress.step} of {arguments.max_steps}; continue with `--resume latest`.")
         return progress.step >= arguments.max_steps
 
-    def _step(self, batches) -> tuple[list[TextDiffusionOutput], torch.Tensor]:
+    def _step(self, batches) -> tuple[list[ModelOutput], torch.Tensor]:
         """One optimizer step: the output for every part of the batch, and the norm of the gradient before clipping."""
         arguments, accelerator, partition = self.arguments, self.accelerator, self.partition
         step, model = self.progress.step, self.model
@@ -226,11 +234,7 @@ class Trainer:
                 group["lr"] = group["base_lr"] * factor
         # Every process draws for the whole batch and takes its rows: the step is the same however the batch is shared out.
         generator = torch.Generator(accelerator.device).manual_seed(_mix(arguments.seed, step))
-        draws = model.draw(partition.batch_size, generator, accelerator.device)
-        context_weight = (
-            min(1.0, (step + 1) / arguments.context_warmup_steps) if arguments.context_warmup_steps else 1.0
-        )
-        cross_entropy = (step + 1) % (arguments.cross_entropy_steps + 1) > 0
+        options = self.family.forward_options(model, step, generator)
         # Reading values makes an accelerator wait; there they are checked when logging and before saving.
         check = accelerator.device.type == "cpu"
         self.wrapped.train()
@@ -242,12 +246,7 @@ class Trainer:
             last = part == partition.accumulation_steps - 1
             with accelerator.no_sync(self.wrapped) if not last else nullcontext():
                 with accelerator.autocast():
-                    output = self.wrapped(
-                        input_ids,
-                        draws=draws.slice(*partition.rows(part)),
-                        context_weight=context_weight,
-                        cross_entropy=cross_entropy,
-                    )
+                    output = self.wrapped(input_ids, **options(*partition.rows(part)))
                 outputs.append(output)
                 if check:
                     self._check_finite(outputs)
@@ -263,7 +262,7 @@ class Trainer:
         self.ema.update(model)
         return outputs, norm
 
-    def _check_finite(self, outputs: list[TextDiffusionOutput], norm: torch.Tensor | None = None) -> None:
+    def _check_finite(self, outputs: list[ModelOutput], norm: torch.Tensor | None = None) -> None:
         where = None
         for output in outputs:
             if not torch.isfinite(output.loss):
@@ -279,12 +278,13 @@ class Trainer:
 
     # ---- Reporting --------------------------------------------------------------------------------------------------
 
-    def _log(self, outputs: list[TextDiffusionOutput], norm: torch.Tensor) -> dict[str, str]:
+    def _log(self, outputs: list[ModelOutput], norm: torch.Tensor) -> dict[str, str]:
         """Record the terms of this step's batch; returns what the progress bar shows."""
         self._check_finite(outputs, norm)
-        now, step = time.perf_counter(), self.progress.step
-        rate = (step - self._logged_step) / max(now - self._clock, 1e-9)
-        self._clock, self._logged_step = now, step
+        now, cpu_now, step = time.perf_counter(), time.process_time(), self.progress.step
+        steps = step - self._logged_step
+        rate, cpu_seconds = steps / max(now - self._clock, 1e-9), (cpu_now - self._cpu_clock) / steps
+        self._clock, self._cpu_clock, self._logged_step = now, cpu_now, step
         names = [name for name in outputs[0] if name != "t"]
         means = torch.stack(
             [torch.stack([output[name].detach().float().mean() for output in outputs]).mean() for name in names]
@@ -302,6 +302,7 @@ class Trainer:
                 "train/unknown_share": self.data.unknown_share,
                 "train/steps_per_second": rate,
                 "train/tokens_per_second": tokens_per_second,
+                "train/cpu_seconds_per_step": cpu_seconds,
             }
         )
         shown = {"loss": f"{means['loss']:.2f}", "tokens/s": f"{tokens_per_second:,.0f}"}
@@ -315,7 +316,7 @@ class Trainer:
         Every process does all of it: the figures do not depend on their number, and none waits for longer than the others.
         """
         arguments, step = self.arguments, self.progress.step
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         self.ema.copy_to(self.released)
         estimate = self.validation_bound(arguments.evaluation_texts)
         samples = self.generate(arguments.num_samples, seed=step).texts if arguments.num_samples else []
@@ -334,35 +335,22 @@ class Trainer:
             }
         )
         self._say(
-            f"step {step}: validation bound {bound:.2f} ± {estimate.nats_per_story.monte_carlo_error:.2f} nats per text, "
+            f"step {step}: validation {self.family.quantity} "
+            f"{with_error(bound, estimate.nats_per_story.monte_carlo_error)} nats per text, "
             f"{estimate.nats_per_token.value:.3f} per token" + "".join(f"\n    {text}" for text in samples)
         )
         # The steps did not get slower meanwhile.
         self._clock += time.perf_counter() - started
+        self._cpu_clock += time.process_time() - cpu_started
 
     def validation_bound(self, num_texts: int, draws: int | None = None) -> LikelihoodEstimate:
         """The bound of the released model on the first validation texts."""
         rows = self.data.validation_rows(num_texts)
-        draws = draws or self.arguments.evaluation_draws
-        time_sampler = "pilot"
-        if len(rows["input_ids"]) * draws < SMALL_ESTIMATE:
-            # The pilot would cost more than the estimate. The model's own density follows the bound only where that is the objective.
-            time_sampler = "learned" if self.released.config.objective == "bound" else "uniform"
-        return estimate_likelihood(
-            self.released,
-            rows["input_ids"].long(),
-            rows["num_tokens"],
-            rows["num_chars"],
-            num_draws=draws,
-            time_sampler=time_sampler,
-            batch_size=self.arguments.evaluation_batch_size,
-            seed=self.arguments.seed,
-        )
+        return self.family.likelihood(self.released, rows, draws or self.arguments.evaluation_draws)
 
-    def pipeline(self) -> NFDMTextPipeline:
+    def pipeline(self):
         """A pipeline around the released model."""
-        scheduler = getattr(schedulers, self.arguments.scheduler)(**self.arguments.scheduler_config)
-        return NFDMTextPipeline(self.released, self.data.tokenizer, scheduler)
+        return self.family.pipeline(self.released, self.data.tokenizer)
 
     def generate(self, num_samples: int, seed: int, progress_bar: bool = False) -> NFDMTextPipelineOutput:
         """Samples of the released model."""
@@ -370,12 +358,7 @@ class Trainer:
         pipeline.set_progress_bar_config(
             disable=not (progress_bar and self.accelerator.is_local_main_process), desc="sampling"
         )
-        return pipeline(
-            num_samples,
-            self.arguments.sampling_steps,
-            batch_size=self.arguments.evaluation_batch_size,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        return self.family.generate(pipeline, num_samples, torch.Generator().manual_seed(seed))
 
     def _record(self, values: dict[str, float]) -> None:
         if self.arguments.report_to != "none":

@@ -1,0 +1,68 @@
+"""A training step of NFDM against the plain implementation of the same loss, and the estimate of the likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from plain_nfdm import plain_loss
+from sizes import BATCH_SIZES, make_model
+from timing import interleaved, matrix_operations, measured_peak, medians
+
+from diffusers_text_nfdm import NFDMModel
+from diffusers_text_nfdm.training import TrainingArguments
+from diffusers_text_nfdm.training.optimization import build_optimizers, trunk_matrices
+
+
+def measure(size: str, repeats: int) -> dict[str, float]:
+    """CPU seconds of each contestant, how many times as fast as the plain one ours are, and shares of the machine's peak."""
+    ours, plain, head = make_model(size), make_model(size, "eager"), make_model(size, time_conditioning="head")
+    batch_size = BATCH_SIZES[size]
+    input_ids = torch.randint(ours.config.vocab_size, (batch_size, ours.config.max_length))
+    draws = ours.draw(batch_size)
+
+    def step(model: NFDMModel, loss: Callable[[NFDMModel], torch.Tensor]) -> None:
+        model.zero_grad(set_to_none=True)
+        loss(model).backward()
+
+    def our_loss(model: NFDMModel) -> torch.Tensor:
+        return model(input_ids, draws=draws).loss
+
+    steps = {
+        "plain": lambda: step(plain, lambda model: plain_loss(model, input_ids, draws)),
+        "ours": lambda: step(ours, our_loss),
+        "time in the head": lambda: step(head, our_loss),
+        "plain likelihood": torch.no_grad()(lambda: plain_loss(plain, input_ids, draws)),
+        "our likelihood": torch.no_grad()(lambda: our_loss(ours)),
+    }
+    seconds = medians(interleaved(steps, repeats))
+    optimizers = {"plain optimizer": _torch_optimizers(plain), "our optimizer": _our_optimizers(ours)}
+    seconds |= medians(
+        interleaved(
+            {name: lambda all=all: [one.step() for one in all] for name, all in optimizers.items()},
+            min(repeats, 3),
+        )
+    )
+    peak = measured_peak(repeats)
+    shares = {
+        f"{name}, share of peak": matrix_operations(steps[name]) / seconds[name] / peak
+        for name in ("plain", "ours", "time in the head")
+    }
+    speedups = {
+        "step": seconds["plain"] / seconds["ours"],
+        "step with optimizer": (seconds["plain"] + seconds["plain optimizer"])
+        / (seconds["ours"] + seconds["our optimizer"]),
+        "step, time in the head": seconds["plain"] / seconds["time in the head"],
+        "likelihood": seconds["plain likelihood"] / seconds["our likelihood"],
+    }
+    return {"seconds": seconds, "speedups": speedups, "shares": shares, "peak_gflops": peak / 1e9}
+
+
+def _our_optimizers(model: NFDMModel) -> list[torch.optim.Optimizer]:
+    return build_optimizers(model, TrainingArguments.from_config("rocstories-nfdm"))
+
+
+def _torch_optimizers(model: NFDMModel) -> list[torch.optim.Optimizer]:
+    matrices = trunk_matrices(model)
+    rest = [parameter for name, parameter in model.named_parameters() if name not in matrices]
+    return [torch.optim.Adam(rest, lr=1e-4), torch.optim.Muon(list(matrices.values()), lr=2e-3, weight_decay=0.0)]

@@ -1,0 +1,165 @@
+"""The results as the paper's tables, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paper_values import LIKELIHOOD_NOTE, QUALITY_NOTE, published_likelihood
+
+from diffusers_text_nfdm.metrics.scoring import METRICS
+
+
+DATASET = "Dataset"
+BUDGETS = {"steps": "optimizer steps", "cpu_seconds": "CPU seconds, summed over threads"}
+CHAIN, SDE, ODE = "MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler"
+
+
+def render(results: dict) -> str:
+    """All tables with their notes."""
+    models = results["models"]
+    ablation = [model for model in models if model["name"] in ("NFDM", "NFDM-Additive")]
+    budget, amount = next(iter(results["budget"].items()))
+    sections = [
+        f"# Tables at the scale {results['scale']}",
+        f"Every model was trained for the same number of {BUDGETS[budget]}, {amount:,}, on {results['dataset']} (CPU threads: {results['threads']}). "
+        "One training run each: differences between rows may be luck.",
+        "## Likelihood",
+        likelihood_table(models),
+        LIKELIHOOD_NOTE,
+        "## Sample quality",
+        _by_sampling(models, _main_sampling(models)),
+        QUALITY_NOTE,
+        "## Fraction ρ of new noise in the Markov chain",
+        _by_sampling(models, _chains(models)),
+        "ρ = 1 is star sampling. ρ* (`snr`) gives the ancestral posterior; it needs a signal-to-noise ratio, which NFDM does not have.",
+        "## Reverse SDE and reverse ODE",
+        _by_sampling(models, _equations(models)),
+        "## Number of steps",
+        _by_sampling(models, _star_and_sde, by_steps=True),
+        "## AdaLN and additive time conditioning",
+        likelihood_table(ablation, published=False),
+        _by_sampling(ablation, _main_sampling(models)),
+        "## Protocols",
+        "\n".join(f"- {line}" for line in protocol_lines(models)),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def likelihood_table(models: Sequence[dict], published: bool = True) -> str:
+    """Nats and bits with the standard error over texts; `≤` before what is a bound."""
+    measured = [(model, _likelihood(model)) for model in models]
+    measured = [(model, likelihood) for model, likelihood in measured if likelihood is not None]
+    if not measured:
+        return ""
+    header = ["model", "parameters", "steps", "CPU seconds", "nats per text", "nats per token", "bits per character"]
+    rows = []
+    for model, likelihood in measured:
+        sign = "" if "autoregressive" in likelihood["terms"] else "≤ "
+        row = [model["name"], f"{model['parameters']:,}", f"{model['steps']:,}", f"{model['cpu_seconds']:,.0f}"]
+        row += [
+            sign + _number(likelihood[unit]["value"], likelihood[unit]["dataset_error"])
+            for unit in ("nats_per_story", "nats_per_token", "bits_per_character")
+        ]
+        rows.append([*row, published_likelihood(model["name"])] if published else row)
+    entropy = next((entropy for model in models if (entropy := _entropy(model)) is not None), None)
+    if entropy is not None and published:
+        rows.append(["the truth", "-", "-", "-", f"{entropy:.2f}", "-", "-", "-"])
+    return _table([*header, "published"] if published else header, rows)
+
+
+def protocol_lines(models: Sequence[dict]) -> list[str]:
+    lines = []
+    for name, result in models[0]["evaluations"].items() if models else ():
+        protocol = result["protocol"]
+        judge = (
+            "no judge, so no perplexity and no MAUVE" if protocol["judge"] is None else f"judge {protocol['judge']}"
+        )
+        lines.append(
+            f"{name}: {protocol['num_samples']:,} samples, {len(protocol['seeds'])} {'repeat' if len(protocol['seeds']) == 1 else 'repeats'}, {judge}, real texts {protocol['detokenisation']}, "
+            f"memorization against {protocol['num_training_texts']:,} training texts."
+        )
+    return lines
+
+
+def _by_sampling(models: Sequence[dict], wanted: Callable[[dict], bool], by_steps: bool = False) -> str:
+    """One row for each model and each of its samplings that is wanted, below the real texts of each evaluation."""
+    rows, seen = [], set()
+    for model in models:
+        for evaluation, result in model["evaluations"].items():
+            entries = [entry for entry in result["samplers"].values() if wanted(entry)]
+            if entries and evaluation not in seen:
+                seen.add(evaluation)
+                rows.append((DATASET, None, result["dataset_row"], result))
+            rows += [(model["name"], entry, entry["scores"], result) for entry in entries]
+    if not rows:
+        return ""
+    if by_steps:
+        # Real texts first, then each model from many steps to few.
+        order = {model["name"]: place for place, model in enumerate(models)}
+        rows.sort(key=lambda row: (order.get(row[0], -1), *_steps_key(row[1])))
+    metrics = [metric for metric in METRICS if any(metric in scores for _, _, scores, _ in rows)]
+    cells = []
+    for name, entry, scores, result in rows:
+        cost = ["-", "-", "-"]
+        if entry is not None:
+            cost = [f"`{entry['sampling']['name']}`", str(entry["function_evaluations"]), f"{entry['seconds']:.1f}"]
+        values = [_number(scores[m]["mean"], scores[m]["sd"]) if m in scores else "-" for m in metrics]
+        cells.append([name, *cost, str(result["protocol"]["num_samples"]), *values])
+    return _table(["model", "sampling", "NFE", "seconds", "samples", *(METRICS[metric] for metric in metrics)], cells)
+
+
+def _steps_key(entry: dict | None) -> tuple:
+    return ("", 0) if entry is None else (entry["sampling"]["scheduler"], -entry["sampling"]["num_inference_steps"])
+
+
+def _main_sampling(models: Sequence[dict]) -> Callable[[dict], bool]:
+    """The first sampling of the diffusion models, and that of the baseline."""
+    first = next(iter(_samplings(models)), None)
+    return lambda entry: entry["sampling"] == first or entry["sampling"]["scheduler"] is None
+
+
+def _chains(models: Sequence[dict]) -> Callable[[dict], bool]:
+    """The Markov chain with every ρ, at the numbers of steps at which there are others than star."""
+    steps = {s["num_inference_steps"] for s in _samplings(models) if _rho(s) not in (None, 1)}
+    return lambda entry: _rho(entry["sampling"]) is not None and entry["sampling"]["num_inference_steps"] in steps
+
+
+def _equations(models: Sequence[dict]) -> Callable[[dict], bool]:
+    """SDE and ODE, at the numbers of steps of the latter."""
+    steps = {s["num_inference_steps"] for s in _samplings(models) if s["scheduler"] == ODE}
+    return lambda entry: (
+        entry["sampling"]["scheduler"] in (SDE, ODE) and entry["sampling"]["num_inference_steps"] in steps
+    )
+
+
+def _star_and_sde(entry: dict) -> bool:
+    return _rho(entry["sampling"]) == 1 or entry["sampling"]["scheduler"] == SDE
+
+
+def _samplings(models: Sequence[dict]) -> list[dict]:
+    results = [result for model in models for result in model["evaluations"].values()]
+    samplings = [entry["sampling"] for result in results for entry in result["samplers"].values()]
+    return [sampling for sampling in samplings if sampling["scheduler"] is not None]
+
+
+def _rho(sampling: dict) -> float | str | None:
+    return sampling["config"]["noise_fraction"] if sampling["scheduler"] == CHAIN else None
+
+
+def _likelihood(model: dict) -> dict | None:
+    found = (result["likelihood"] for result in model["evaluations"].values())
+    return next((likelihood for likelihood in found if likelihood is not None), None)
+
+
+def _entropy(model: dict) -> float | None:
+    return next((result["entropy"] for result in model["evaluations"].values()), None)
+
+
+def _number(value: float, error: float | None) -> str:
+    digits = 2 if abs(value) >= 10 else 3
+    return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,210 @@
+"""The paper's tables: train the models by one equal budget, evaluate them, write tables and plots.
+
+    python evaluation/tables.py tiny                                  # the embedded stories, two CPU cores
+    python evaluation/tables.py rocstories --data folder              # small models on ROCStories
+    python evaluation/tables.py paper --data folder                   # the published recipes, on GPUs
+
+The output folder gets `tables.md`, `results.json`, `plots/`, one training run for each model in `runs/`, and samples and scores in
+`evaluations/`. Started again, the command goes on where it stopped. Ctrl-C ends it with a checkpoint and the exit code 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from table_pages import render
+from table_plots import save_plots
+from table_scale import Evaluation, ModelRun, Scale, read_scale
+from transformers.utils import logging
+
+from diffusers_text_nfdm.baseline import AutoregressiveConfig, matching_config
+from diffusers_text_nfdm.metrics import evaluate_checkpoint
+from diffusers_text_nfdm.metrics.judge import judge_files
+from diffusers_text_nfdm.metrics.results_folder import made_once, write_whole
+from diffusers_text_nfdm.training import TrainingArguments, train
+from diffusers_text_nfdm.training.arguments import CONFIGS
+from diffusers_text_nfdm.training.preparation import TrainingData
+
+
+# Steps of the short run that measures how long a step takes; the first of its three parts warms up.
+MEASURED_STEPS = 24
+PARTS = 3
+STOPPED = 3
+
+
+def make_tables(scale: Scale, output: Path, data_folder: str | None = None) -> dict | None:
+    """Do what is not done yet and write everything; `None` where a signal ended a training run."""
+    data = scale.data(data_folder)
+    for evaluation in scale.evaluations.values():
+        if evaluation.judge is not None:
+            # A judge that cannot be loaded is told before hours of training.
+            judge_files(evaluation.judge)
+    settings = {model.name: size_settings(scale, model, data) for model in scale.models}
+    texts = settings[scale.models[0].name].dataset
+    if data:
+        texts = {"train": data["dataset"], "validation": data["validation_file"]}
+    torch.set_num_threads(scale.threads)
+    # Softmax over a vocabulary makes denormal numbers, which are slow on CPUs.
+    torch.set_flush_denormal(True)
+    rows = []
+    for number, model in enumerate(scale.models, 1):
+        print(f"\n[{number}/{len(scale.models)}] {model.name}", flush=True)
+        run = output / "runs" / model.folder
+        trained = train_once(with_budget(settings[model.name], scale, output / "speed" / model.folder), run)
+        if trained is None:
+            return None
+        evaluations = {
+            name: evaluate_checkpoint(
+                run / "pipeline",
+                texts,
+                output / "evaluations" / model.folder / name.replace(" ", "-"),
+                evaluation.protocol(f"{scale.name}-{name.replace(' ', '-')}"),
+                usable_samplings(evaluation.samplings, settings[model.name].model_type),
+                judge_cache=output / "judge",
+            )
+            for name, evaluation in wanted_evaluations(scale, settings[model.name].model_type).items()
+        }
+        rows.append({"name": model.name, "config": model.config, **trained, "evaluations": evaluations})
+    results = {
+        "scale": scale.name,
+        "dataset": ", ".join(scale.files.values()) if scale.files else settings[scale.models[0].name].dataset,
+        "budget": scale.budget,
+        "threads": scale.threads,
+        "models": rows,
+    }
+    write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")
+    write_whole(output / "tables.md", render(results))
+    save_plots(results, output / "plots")
+    return results
+
+
+def size_settings(scale: Scale, model: ModelRun, data: dict[str, str]) -> TrainingArguments:
+    """The training settings of a row, at the size of another where it says so."""
+    arguments = scale.arguments(model, data, None)
+    if model.as_large_as is None:
+        return arguments
+    other = next(one for one in scale.models if one.name == model.as_large_as)
+    target = scale.arguments(other, data, None)
+    vocabulary = len(TrainingData(target).tokenizer)
+    like = CONFIGS[target.model_type](vocab_size=vocabulary, max_length=target.max_length, **target.model_config)
+    match = matching_config(like)
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "dropout")
+    sizes = {name: getattr(match, name) for name in names}
+    return dataclasses.replace(arguments, model_config={**arguments.model_config, **sizes})
+
+
+def with_budget(arguments: TrainingArguments, scale: Scale, folder: Path) -> TrainingArguments:
+    """The settings with as many steps as the budget allows, and an evaluation at the end only."""
+    (kind, amount), period = next(iter(scale.budget.items())), arguments.cross_entropy_steps + 1
+    if kind == "steps":
+        steps = int(amount)
+    else:
+        # A whole number of rounds of steps on the cross-entropy and one on the bound.
+        steps = max(1, int(amount / seconds_per_step(arguments, folder) / period)) * period
+    checkpoints = max(1, steps // 8) if kind == "cpu_seconds" else arguments.checkpoint_every
+    return dataclasses.replace(
+        arguments,
+        max_steps=steps,
+        evaluate_every=steps,
+        checkpoint_every=checkpoints,
+        checkpoints_total_limit=1,
+        warmup_steps=min(arguments.warmup_steps, steps // 4),
+    )
+
+
+def seconds_per_step(arguments: TrainingArguments, folder: Path) -> float:
+    """CPU seconds of a training step, summed over threads, measured once."""
+    short = dataclasses.replace(
+        arguments,
+        output_dir=str(folder / "run"),
+        stop_after_steps=MEASURED_STEPS,
+        log_every=MEASURED_STEPS // PARTS,
+        evaluation_texts=1,
+        num_samples=0,
+        save_plots=False,
+    )
+
+    def measure() -> dict:
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        train(short)
+        entries = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+        parts = [entry["train/cpu_seconds_per_step"] for entry in entries if "train/loss" in entry]
+        shutil.rmtree(folder / "run")
+        return {"cpu_seconds_per_step": statistics.mean(parts[1:])}
+
+    made_from = {"settings": short.to_dict(), "threads": torch.get_num_threads()}
+    return made_once(folder / "speed.json", made_from, measure)["cpu_seconds_per_step"]
+
+
+def train_once(arguments: TrainingArguments, run: Path) -> dict | None:
+    """Train, or go on, or find it done: `parameters`, `steps` and the CPU seconds they took. `None` where it was stopped."""
+    arguments = dataclasses.replace(arguments, output_dir=str(run), resume="latest")
+    summary_file, settings_file = run / "summary.json", run / "training_arguments.json"
+    if summary_file.is_file():
+        differences = arguments.differences(json.loads(settings_file.read_text(encoding="utf-8")))
+        # What `accelerate` decided is recorded in its place.
+        differences = [line for line in differences if not line.startswith("mixed_precision:")]
+        if differences:
+            raise ValueError(
+                f"The folder {run} holds a run with other settings; choose another output folder, or remove it:\n  "
+                + "\n  ".join(differences)
+            )
+        summary = json.loads(summary_file.read_text(encoding="utf-8"))
+    else:
+        summary = train(arguments)
+    if summary is None:
+        return None
+    entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    parts = [entry["train/cpu_seconds_per_step"] for entry in entries if "train/loss" in entry]
+    return {
+        "parameters": summary["parameters"],
+        "steps": summary["steps"],
+        "cpu_seconds": statistics.mean(parts) * summary["steps"],
+    }
+
+
+def wanted_evaluations(scale: Scale, model_type: str) -> dict[str, Evaluation]:
+    """All of them, or for the baseline, which has no number of steps to vary, the first."""
+    number = 1 if model_type == AutoregressiveConfig.model_type else None
+    return dict(list(scale.evaluations.items())[:number])
+
+
+def usable_samplings(samplings: Sequence[str], model_type: str) -> list[str] | None:
+    """Those that the model has: NFDM has no signal-to-noise ratio; the autoregressive baseline has a way of its own."""
+    if model_type == AutoregressiveConfig.model_type:
+        return None
+    return [one for one in samplings if not (model_type == "nfdm" and one.endswith("noise_fraction=snr"))]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scale", help="tiny, rocstories, paper, or a YAML file")
+    parser.add_argument("--data", help="folder with the texts, for the scales that need one")
+    parser.add_argument("--output", type=Path, help="(default: runs/tables-<scale>)")
+    args = parser.parse_args(argv)
+    logging.disable_progress_bar()
+    try:
+        scale = read_scale(args.scale)
+        output = args.output or Path("runs") / f"tables-{scale.name}"
+        results = make_tables(scale, output, args.data)
+    except (ValueError, OSError, FloatingPointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if results is None:
+        print("Stopped; the same command goes on from here.")
+        return STOPPED
+    print("\n" + render(results))
+    print(f"Tables: {output / 'tables.md'}\nPlots: {output / 'plots'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Samples of the embedded corpus against its grammar: valid or not, their exact probability, and what they cover."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..stories import StoryGrammar
+from ..stories.grammar import MemoryGrammar, Step
+
+
+LEVEL = 0.01
+
+
+def story_language(
+    texts: Sequence[str], grammar: MemoryGrammar | None = None, *, num_draws: int = 9999, seed: int = 0
+) -> dict:
+    """How the texts sit in a language whose probabilities are known.
+
+    * `validity`: share of texts that are stories of the language.
+    * `log_probability`: mean of `log p(story)` over the valid ones, in nats; for samples of the grammar itself it is `-entropy`. Higher means
+      that the samples keep to the probable stories.
+    * `distinct_stories`: distinct valid stories over valid stories.
+    * `coverage`: share of the grammar's choices whose options the valid stories take as often as the grammar does, that is, whose test
+      (`choice_p_values`) is not rejected at 1%; about 0.99 for samples of the grammar itself.
+    * `tested_choices`, `untested_choices`: choices with more than one option, by whether there were enough visits for any outcome to be rejected.
+    * `p_values`: of each tested choice.
+
+    What is not defined without a valid story or a tested choice is None.
+    """
+    if isinstance(texts, str) or not texts:
+        raise ValueError(f"`texts` is {texts!r}; it must be a list of at least one text.")
+    grammar = StoryGrammar() if grammar is None else grammar
+    log_probabilities = {text: grammar.log_prob(text) for text in dict.fromkeys(texts)}
+    valid = [text for text in texts if log_probabilities[text] > -math.inf]
+    p_values, untested = choice_p_values(
+        [grammar.derivation(text) for text in valid], grammar, num_draws=num_draws, seed=seed
+    )
+    return {
+        "validity": len(valid) / len(texts),
+        "log_probability": math.fsum(log_probabilities[text] for text in valid) / len(valid) if valid else None,
+        "entropy": grammar.entropy(),
+        "distinct_stories": len(set(valid)) / len(valid) if valid else None,
+        "coverage": sum(p > LEVEL for p in p_values.values()) / len(p_values) if p_values else None,
+        "tested_choices": len(p_values),
+        "untested_choices": len(untested),
+        "p_values": p_values,
+    }
+
+
+def choice_p_values(
+    derivations: Sequence[Sequence[Step]], grammar: MemoryGrammar, *, num_draws: int = 9999, seed: int = 0
+) -> tuple[dict[str, float], list[str]]:
+    """For each choice a test that its options are taken with the grammar's probabilities; and the choices that cannot be tested.
+
+    Of each story only the first visit of a choice counts. Whether it happens depends on earlier choices alone, so given the number n of
+    stories with such a visit the options are exactly multinomial(n, p) under the grammar. (All visits together need not be: an option may
+    decide whether its choice comes again.) The statistic is Pearson's `Σ (count - n p)² / (n p)`, and its p-value comes from `num_draws` draws of
+    the same multinomial, `(1 + #{draws at least as large}) / (1 + num_draws)`: at most the nominal size for any n, without a limit theorem.
+
+    A choice is left out where even the most extreme outcome (all visits at the rarest option) has a probability above 1%.
+    """
+    counts: dict[str, Counter] = {name: Counter() for name, options in grammar.choices.items() if len(options) > 1}
+    for derivation in derivations:
+        first = {}
+        for step in derivation:
+            first.setdefault(step.choice, step.option)
+        for choice, option in first.items():
+            if choice in counts:
+                counts[choice][option] += 1
+    p_values, untested = {}, []
+    generator = np.random.default_rng(seed)
+    for choice, taken in counts.items():
+        probabilities = np.array([float(p) for p in grammar.choices[choice].values()])
+        n, rarest = sum(taken.values()), probabilities.min()
+        if n == 0 or np.isclose(probabilities, rarest).sum() * rarest**n > LEVEL:
+            untested.append(choice)
+            continue
+        observed = _pearson(np.array([taken[option] for option in grammar.choices[choice]]), probabilities)
+        drawn = _pearson(generator.multinomial(n, probabilities, size=num_draws), probabilities)
+        # Equal counts in another order of summation must count as equal.
+        extreme = (drawn >= observed * (1 - 1e-9) - 1e-9).sum()
+        p_values[choice] = float((1 + extreme) / (1 + num_draws))
+    return p_values, untested
+
+
+def _pearson(counts: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    expected = counts.sum(-1, keepdims=True) * probabilities
+    return ((counts - expected) ** 2 / expected).sum(-1)

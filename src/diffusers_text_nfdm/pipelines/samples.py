@@ -1,0 +1,52 @@
+"""What generating a number of samples takes, whatever the model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ..tokenization import content_ids
+
+
+def is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_samples(num_samples: int, batch_size: int, generator: torch.Generator | list | None) -> None:
+    """Raise a ValueError where these are no number of samples, no batch size, or no generators for so many samples."""
+    for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
+        if not is_number(value) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
+    if isinstance(generator, list) and len(generator) != num_samples:
+        raise ValueError(
+            f"`generator` is a list of {len(generator)} for {num_samples} samples; it must be one generator, or one per sample."
+        )
+    for one in generator if isinstance(generator, list) else [generator] * (generator is not None):
+        if not isinstance(one, torch.Generator):
+            raise ValueError(
+                f"`generator` has {one!r}; it must be a `torch.Generator` or a list of them: "
+                "`torch.Generator().manual_seed(0)`."
+            )
+
+
+def check_temperature(temperature: float) -> None:
+    if not is_number(temperature) or not temperature >= 0:
+        raise ValueError(f"`temperature` is {temperature!r}; it must be at least 0 (0 takes the most probable token).")
+
+
+def sample_generators(
+    num_samples: int, generator: torch.Generator | list[torch.Generator] | None
+) -> list[torch.Generator]:
+    """One generator per sample, so that a sample is the same alone and in any batch."""
+    if isinstance(generator, list):
+        return generator
+    device = "cpu" if generator is None else generator.device
+    seeds = torch.randint(2**62, (num_samples,), generator=generator, device=device).tolist()
+    return [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+
+def decode_texts(sequences: Tensor, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The texts of token ids `(samples, seq)`."""
+    # Most tokenizers would drop UNK with the other special tokens and would not stop at END, which flatters a model.
+    return [tokenizer.decode(content_ids(ids, tokenizer)) for ids in sequences.tolist()]

@@ -1,0 +1,150 @@
+"""What the trainer asks of a model, besides `model(input_ids, ...)`: one class for each way of modelling text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .. import schedulers
+from ..baseline import AutoregressiveConfig, AutoregressiveModel, AutoregressivePipeline
+from ..likelihood import LikelihoodEstimate, estimate_likelihood, exact_likelihood
+from ..models import TextDiffusionModel
+from ..pipelines import NFDMTextPipeline, NFDMTextPipelineOutput
+from ..time_samplers import BucketTimeSampler
+from .arguments import TrainingArguments
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+SMALL_ESTIMATE = 1000
+
+
+class ModelFamily(Protocol):
+    """How models of one kind are trained, measured, sampled and drawn."""
+
+    # What the estimated likelihood is.
+    quantity: str
+
+    def forward_options(
+        self, model: PreTrainedModel, step: int, generator: torch.Generator
+    ) -> Callable[[int, int], dict[str, Any]]:
+        """Draw for the whole batch of a step; the result gives what `forward` gets, besides the ids, for rows `start` to `stop`."""
+
+    def likelihood(self, model: PreTrainedModel, rows: dict[str, Tensor], num_draws: int) -> LikelihoodEstimate:
+        """The likelihood of prepared texts, or a bound of it."""
+
+    def pipeline(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
+        """The pipeline that is released."""
+
+    def generate(self, pipeline, num_samples: int, generator: torch.Generator) -> NFDMTextPipelineOutput:
+        """Samples."""
+
+    def figures(self, model: PreTrainedModel, input_ids: Tensor) -> dict[str, Figure]:
+        """Pictures of the model, by name."""
+
+
+class DiffusionFamily:
+    """NFDM, MuLAN and Diffusion-LM: a bound at random times, schedulers, a forward process to look at."""
+
+    quantity = "bound"
+
+    def __init__(self, arguments: TrainingArguments):
+        self.arguments = arguments
+
+    def forward_options(
+        self, model: TextDiffusionModel, step: int, generator: torch.Generator
+    ) -> Callable[[int, int], dict[str, Any]]:
+        arguments = self.arguments
+        draws = model.draw(arguments.batch_size, generator, generator.device)
+        warmup = arguments.context_warmup_steps
+        shared = {
+            "context_weight": min(1.0, (step + 1) / warmup) if warmup else 1.0,
+            "cross_entropy": (step + 1) % (arguments.cross_entropy_steps + 1) > 0,
+        }
+        return lambda start, stop: {"draws": draws.slice(start, stop), **shared}
+
+    def likelihood(self, model: TextDiffusionModel, rows: dict[str, Tensor], num_draws: int) -> LikelihoodEstimate:
+        time_sampler = "pilot"
+        if len(rows["input_ids"]) * num_draws < SMALL_ESTIMATE:
+            # The pilot would cost more than the estimate. The model's own density follows the bound only where that is the objective.
+            time_sampler = "learned" if model.config.objective == "bound" else "uniform"
+        return estimate_likelihood(
+            model,
+            rows["input_ids"].long(),
+            rows["num_tokens"],
+            rows["num_chars"],
+            num_draws=num_draws,
+            time_sampler=time_sampler,
+            batch_size=self.arguments.evaluation_batch_size,
+            seed=self.arguments.seed,
+        )
+
+    def pipeline(self, model: TextDiffusionModel, tokenizer: PreTrainedTokenizerBase) -> NFDMTextPipeline:
+        scheduler = getattr(schedulers, self.arguments.scheduler)(**self.arguments.scheduler_config)
+        return NFDMTextPipeline(model, tokenizer, scheduler)
+
+    def generate(
+        self, pipeline: NFDMTextPipeline, num_samples: int, generator: torch.Generator
+    ) -> NFDMTextPipelineOutput:
+        arguments = self.arguments
+        return pipeline(
+            num_samples, arguments.sampling_steps, batch_size=arguments.evaluation_batch_size, generator=generator
+        )
+
+    def figures(self, model: TextDiffusionModel, input_ids: Tensor) -> dict[str, Figure]:
+        from .plots import plot_schedule, plot_similarity, plot_time_density, plot_volatility
+
+        figures = {
+            "schedule": plot_schedule(model, input_ids),
+            "volatility": plot_volatility(model, input_ids),
+            "similarity": plot_similarity(model, input_ids),
+        }
+        if isinstance(model.time_sampler, BucketTimeSampler):
+            figures["times"] = plot_time_density(model.time_sampler)
+        return figures
+
+
+class AutoregressiveFamily:
+    """The baseline: an exact likelihood without random numbers, and ancestral sampling."""
+
+    quantity = "exact -log p(x)"
+
+    def __init__(self, arguments: TrainingArguments):
+        self.arguments = arguments
+
+    def forward_options(
+        self, model: AutoregressiveModel, step: int, generator: torch.Generator
+    ) -> Callable[[int, int], dict[str, Any]]:
+        return lambda start, stop: {}
+
+    def likelihood(self, model: AutoregressiveModel, rows: dict[str, Tensor], num_draws: int) -> LikelihoodEstimate:
+        return exact_likelihood(
+            model,
+            rows["input_ids"].long(),
+            rows["num_tokens"],
+            rows["num_chars"],
+            batch_size=self.arguments.evaluation_batch_size,
+        )
+
+    def pipeline(self, model: AutoregressiveModel, tokenizer: PreTrainedTokenizerBase) -> AutoregressivePipeline:
+        return AutoregressivePipeline(model, tokenizer)
+
+    def generate(
+        self, pipeline: AutoregressivePipeline, num_samples: int, generator: torch.Generator
+    ) -> NFDMTextPipelineOutput:
+        return pipeline(num_samples, self.arguments.evaluation_batch_size, generator)
+
+    def figures(self, model: AutoregressiveModel, input_ids: Tensor) -> dict[str, Figure]:
+        return {}
+
+
+def model_family(arguments: TrainingArguments) -> ModelFamily:
+    """The family of the model that the settings name."""
+    autoregressive = arguments.model_type == AutoregressiveConfig.model_type
+    return AutoregressiveFamily(arguments) if autoregressive else DiffusionFamily(arguments)

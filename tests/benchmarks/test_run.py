@@ -1,0 +1,62 @@
+"""`make bench` in its quick mode, and what its numbers mean."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+from memory import peak_bytes  # noqa: E402
+from timing import interleaved, matrix_operations, ratios  # noqa: E402
+
+
+def run(*arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(BENCHMARKS / "run.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+def test_quick_run_prints_every_table_and_saves_every_number(tmp_path):
+    done = run("--quick", "--output", tmp_path / "bench.json")
+    assert done.returncode == 0, done.stderr
+    assert "profiler" not in done.stderr
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert record["training"]["quick"]["speedups"].keys() >= {"step", "step with optimizer", "likelihood"}
+    assert all(0 < share < 1 for share in record["training"]["quick"]["shares"].values())
+    assert record["samplers"]["quick"]["predictor"] == 1
+    assert record["memory"].keys() == {"batch", "length", "vocabulary"}
+    assert record["autoregressive"]["quick"].keys() == {"1", "2"}
+    assert done.stdout.count("\n|---") == 5
+
+
+@pytest.mark.parametrize("option", ["repeats", "threads"])
+def test_a_number_below_one_is_refused_before_any_work(option):
+    done = run(f"--{option}", 0)
+    assert done.returncode == 2 and f"`{option}` is 0; it must be at least 1." in done.stderr
+
+
+def test_peak_is_what_is_held_at_once():
+    def work():
+        for _ in range(3):
+            torch.empty(1000)  # Freed at once.
+        both = torch.empty(5000), torch.empty(2000)
+        del both
+
+    assert peak_bytes(work) == 4 * 7000
+
+
+def test_operations_of_a_product_are_counted():
+    assert matrix_operations(lambda: torch.randn(3, 4) @ torch.randn(4, 5)) == 2 * 3 * 4 * 5
+
+
+def test_ratios_are_of_medians_in_turns():
+    order = []
+    seconds = interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
+    assert order == ["a", "b"] * 3 and all(len(values) == 2 for values in seconds.values())
+    assert ratios({"a": [1, 1, 9], "b": [2, 3, 4]}, "a") == {"a": 1, "b": 3}

@@ -1,0 +1,125 @@
+"""Texts in blocks: each block is a diffusion of its own, given the clean blocks before it."""
+
+import pytest
+import torch
+from tiny import MODELS, VOCAB, make_config, make_model, relative_error, seeded
+
+
+LENGTH, BLOCK, TEXTS = 6, 2, 3
+EXTRAS = {
+    "published": {},
+    "categorical": {
+        "prediction_type": "categorical",
+        "posterior_features": True,
+        "neighbor_mixing": 2,
+        "relative_position_bias": True,
+        "decoder": "gaussian",
+    },
+}
+
+
+def block_model(name: str, extras: str, **overrides):
+    return make_model(name, **{"max_length": LENGTH, "block_size": BLOCK, **EXTRAS[extras], **overrides})
+
+
+def texts() -> torch.Tensor:
+    return torch.randint(VOCAB, (TEXTS, LENGTH), generator=seeded(0))
+
+
+def noisy_blocks(model) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Latents, times and contexts of all blocks of all texts."""
+    count = TEXTS * LENGTH // BLOCK
+    z = torch.randn(count, BLOCK, model.config.embedding_dim, dtype=torch.float64, generator=seeded(1))
+    t = torch.linspace(0.1, 0.9, count, dtype=torch.float64)
+    context = None
+    if model.context_dim is not None:
+        context = torch.randn(TEXTS, model.context_dim, dtype=torch.float64, generator=seeded(2))
+    return z, t, model.per_block(context)
+
+
+@pytest.mark.parametrize("extras", EXTRAS)
+@pytest.mark.parametrize("name", MODELS)
+def test_all_blocks_at_once_are_predicted_as_each_alone(name, extras):
+    """What training computes in one call is what sampling computes block by block."""
+    model, ids = block_model(name, extras), texts()
+    z, t, context = noisy_blocks(model)
+    together = model.predict(z, t, context, model.previous_blocks(ids))
+    for block in range(LENGTH // BLOCK):
+        rows = slice(block, None, LENGTH // BLOCK)
+        alone = model.predict(z[rows], t[rows], None if context is None else context[rows], ids[:, : block * BLOCK])
+        assert relative_error(together[rows], alone) < 1e-12
+
+
+@pytest.mark.parametrize("extras", EXTRAS)
+@pytest.mark.parametrize("name", ["nfdm", "mulan"])
+def test_a_block_depends_on_the_texts_before_it_alone(name, extras):
+    model, ids = block_model(name, extras), texts()
+    z, t, context = noisy_blocks(model)
+    before = model.predict(z, t, context, model.previous_blocks(ids))
+    changed, other = ids.clone(), z.clone()
+    # Block 1 of text 0: its tokens, and its latents.
+    changed[0, BLOCK : 2 * BLOCK] = (changed[0, BLOCK : 2 * BLOCK] + 1) % VOCAB
+    other[1] += 1
+    after_tokens = model.predict(z, t, context, model.previous_blocks(changed))
+    after_latents = model.predict(other, t, context, model.previous_blocks(ids))
+    moved_by_tokens = (after_tokens - before).abs().amax((1, 2)) > 1e-9
+    moved_by_latents = (after_latents - before).abs().amax((1, 2)) > 1e-9
+    assert moved_by_tokens.nonzero().flatten().tolist() == [2]
+    assert moved_by_latents.nonzero().flatten().tolist() == [1]
+
+
+@pytest.mark.parametrize("extras", EXTRAS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_bound_is_the_sum_of_the_blocks_bounds(name, extras):
+    """Each term, from the forward process and the prediction of one block at a time."""
+    model, ids = block_model(name, extras), texts()
+    draws, t = model.draw(TEXTS, seeded(3)), torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    output = model(ids, t=t, draws=draws)
+    embeddings = model.embed(ids)
+    context, _ = model.encode_context(embeddings, draws.context_noise)
+    process, squared_error, log_loss = model.forward_process, 0, 0
+    for start in range(0, LENGTH, BLOCK):
+        part = slice(start, start + BLOCK)
+        z = process.marginal(embeddings[:, part], t, context).sample(draws.noise[:, part])
+        prediction = model.predict(z, t, context, ids[:, :start])
+        squared_error = squared_error + (embeddings[:, part] - prediction).square().sum((1, 2))
+        z_0 = process.initial_marginal(embeddings[:, part], context).sample(draws.initial_noise[:, part])
+        logs = torch.log_softmax(model.decode(z_0, context), -1)
+        log_loss = log_loss - logs.gather(-1, ids[:, part, None])[..., 0].sum(1)
+    assert relative_error(output.rescaled_diffusion, squared_error) < 1e-12
+    assert (output.reconstruction - log_loss).abs().max() < 1e-9
+    assert (
+        relative_error(output.bound, output.diffusion + output.reconstruction + output.prior + output.context) < 1e-14
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_block_of_the_whole_length_is_the_model_without_blocks(name):
+    whole = make_model(name, max_length=LENGTH, **EXTRAS["categorical"])
+    one = block_model(name, "categorical", block_size=LENGTH)
+    one.load_state_dict(whole.state_dict())
+    outputs = [model(texts(), draws=model.draw(TEXTS, seeded(4))) for model in (whole, one)]
+    assert torch.equal(outputs[0].bound, outputs[1].bound)
+
+
+def test_without_a_network_the_blocks_cost_the_unigram_cross_entropy():
+    """`h = 0` and the exact posterior: the bound of every block size is that of independent tokens."""
+    torch.manual_seed(0)
+    frequencies = torch.distributions.Dirichlet(torch.ones(VOCAB, dtype=torch.float64)).sample()
+    model = block_model("diffusion-lm", "categorical", embedding_sphere=True, embedding_dim=8, time_sampler="uniform")
+    with torch.no_grad():
+        model.token_bias.copy_(torch.log(frequencies))
+        for parameter in (*model.predictor.output[-1].parameters(), *model.prediction.gate.parameters()):
+            parameter.zero_()
+    ids = torch.multinomial(frequencies, 4000 * LENGTH, replacement=True, generator=seeded(5)).view(-1, LENGTH)
+    with torch.no_grad():
+        bound = model(ids, generator=seeded(6)).bound
+    expected = -torch.log(frequencies)[ids].sum(1)
+    difference = bound - expected
+    assert abs(difference.mean()) < 4 * difference.std() / len(ids) ** 0.5 + 0.05
+
+
+@pytest.mark.parametrize("block_size", [0, -2, 4, 2.0, True])
+def test_block_size_must_divide_the_length(block_size):
+    with pytest.raises(ValueError, match="`block_size` is"):
+        make_config("nfdm", max_length=LENGTH, block_size=block_size)
