@@ -68,7 +68,9 @@ def forward_network(network: Transformer, embeddings: Tensor, t: Tensor) -> Tens
 
 
 def transformer_block(block: Block, x: Tensor, time: Tensor) -> Tensor:
-    shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = block.modulation.linear(F.silu(time))[:, None].chunk(6, dim=-1)
+    shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = block.modulation.linear(F.silu(time))[:, None].chunk(
+        6, dim=-1
+    )
     x = x + gate_1 * attention(block.attention, layer_norm(x) * (1 + scale_1) + shift_1)
     hidden = F.gelu(block.mlp.linear_1(layer_norm(x) * (1 + scale_2) + shift_2))
     return x + gate_2 * block.mlp.linear_2(hidden)

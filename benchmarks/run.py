@@ -36,7 +36,9 @@ def main() -> None:
 
     sizes, repeats = (["quick"], 1) if arguments.quick else (arguments.sizes, arguments.repeats)
     record = {"repeats": repeats, "torch": torch.__version__, "threads": torch.get_num_threads(), **_machine()}
-    print(f"{record['processor']}, {record['threads']} thread(s), torch {record['torch']}; medians of {repeats} turns, CPU time.")
+    print(
+        f"{record['processor']}, {record['threads']} thread(s), torch {record['torch']}; medians of {repeats} turns, CPU time."
+    )
 
     def finish(part: str, result: dict, table: str) -> None:
         record[part] = result
@@ -54,9 +56,9 @@ def main() -> None:
         result = memory.measure(sizes[0], memory.QUICK_AXES if arguments.quick else memory.AXES)
         finish("memory", result, tables.memory(result))
     if "autoregressive" in arguments.parts:
-        # A whole text takes seconds at the largest size, and the ratios are far from one.
-        few = min(repeats, 3)
-        result = {size: autoregressive.measure(size, [1, 16, 64] if size != "quick" else [1, 2], few) for size in sizes}
+        # One turn: a batch of texts takes ten seconds at the largest size, and the figures are far apart.
+        batch_sizes = [1, 2] if arguments.quick else [1, 16, 64]
+        result = {size: autoregressive.measure(size, batch_sizes, 1) for size in sizes}
         finish("autoregressive", result, tables.autoregressive(result))
     print(f"\nSaved to {arguments.output}.")
 

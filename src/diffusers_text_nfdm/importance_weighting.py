@@ -48,31 +48,35 @@ def importance_weighted_bound(
 
 
 def _log_weight(model: TextDiffusionModel, input_ids: Tensor, num_steps: int, generator: torch.Generator) -> Tensor:
-    process, embeddings = model.forward_process, model.embed(input_ids)
+    process, texts = model.forward_process, model.embed(input_ids)
     draws = model.draw(len(input_ids), generator)
-    context, log_weight = None, embeddings.new_zeros(len(input_ids))
+    context, context_weight = None, texts.new_zeros(len(input_ids))
     if model.context_encoder is not None:
-        mean, log_variance = model.context_encoder(embeddings)
+        mean, log_variance = model.context_encoder(texts)
         std = torch.exp(0.5 * log_variance)
         context = mean + std * draws.context_noise
-        log_weight = log_weight + _log_ratio_to_standard(context, std, draws.context_noise).sum(-1)
+        context_weight = _log_ratio_to_standard(context, std, draws.context_noise).sum(-1)
+    # Every block of a text has a path of its own.
+    embeddings, noise, context = model.split(texts), model.split(draws.noise), model.per_block(context)
+    previous = model.previous_blocks(input_ids)
     terminal = process.terminal_marginal(embeddings, context)
-    z = terminal.sample(draws.noise)
-    log_weight = log_weight + _log_ratio_to_standard(z, terminal.std, draws.noise).sum((-1, -2))
+    z = terminal.sample(noise)
+    log_weight = _log_ratio_to_standard(z, terminal.std, noise).sum((-1, -2))
 
     grid = torch.linspace(1, 0, num_steps + 1, device=z.device, dtype=z.dtype)
     for time, next_time in zip(grid[:-1], grid[1:]):
         t, s = time.expand(len(z)), next_time.expand(len(z))
         variance = step_variance(process, t, s, context)
         q_mean = _step_mean(process, embeddings, z, t, s, variance, context)
-        p_mean = _step_mean(process, model.predict(z, t, context), z, t, s, variance, context)
+        p_mean = _step_mean(process, model.predict(z, t, context, previous), z, t, s, variance, context)
         noise = torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
         # log N(z_s; p_mean, v) - log N(z_s; q_mean, v) at z_s = q_mean + sqrt(v) noise
         shift = (q_mean - p_mean) / variance.sqrt()
         log_weight = log_weight - (shift * noise + 0.5 * shift.square()).sum((-1, -2))
         z = q_mean + variance.sqrt() * noise
     log_probabilities = torch.log_softmax(model.decode(z, context), dim=-1)
-    return log_weight + log_probabilities.gather(-1, input_ids[..., None])[..., 0].sum(-1)
+    log_weight = log_weight + log_probabilities.gather(-1, model.split(input_ids)[..., None])[..., 0].sum(-1)
+    return context_weight + model.per_text(log_weight)
 
 
 def step_variance(process: ForwardProcess, t: Tensor, s: Tensor, context: Tensor | None = None) -> Tensor:

@@ -28,7 +28,9 @@ def test_plain_loss_and_its_gradients_are_those_of_the_model(dtype, tolerance):
             assert parameter.grad.norm() < tolerance * ours.embeddings.weight.grad.norm()
         elif name.endswith("query_key_value.bias"):
             hidden = len(parameter) // 3
-            queries_and_values = [x.grad[[*range(hidden), *range(2 * hidden, 3 * hidden)]] for x in (parameter, reference)]
+            queries_and_values = [
+                x.grad[[*range(hidden), *range(2 * hidden, 3 * hidden)]] for x in (parameter, reference)
+            ]
             assert relative_error(*queries_and_values) < tolerance, name
         else:
             assert relative_error(parameter.grad, reference.grad) < tolerance, name

@@ -18,7 +18,6 @@ NORM = randomize(nn.LayerNorm(6).double())
 BARE_NORM = nn.LayerNorm(6, elementwise_affine=False).double()
 
 
-
 def plain_attention(query_key_value, num_heads):
     q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(-2, -3) for x in query_key_value.chunk(3, dim=-1))
     return F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2)

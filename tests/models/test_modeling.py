@@ -170,7 +170,7 @@ def test_a_new_model_starts_where_the_docstrings_say(name, kind):
         n: p for n, p in model.named_parameters() if "modulation.linear" in n or "film.linear" in n or "gate" in n
     }
     assert not any(p.any() for p in zeros.values())
-    assert bool(zeros) == (name == "nfdm" or kind == "categorical")
+    assert bool(zeros) == (name in ("nfdm", "nfdm-head") or kind == "categorical")
     assert model.predictor.output[2].weight.std().item() == pytest.approx(config.initializer_range, rel=0.3)
 
 

@@ -129,7 +129,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if num_inference_steps is None and timesteps is None:
             num_inference_steps = 64
         self._check_call(
-            num_samples, batch_size, generator, latents, temperature, top_k, top_p, output_type,
+            num_samples, batch_size, generator, latents, temperature, top_k, top_p, clamp_predictions, output_type,
             callback_on_step_end_tensor_inputs,
         )  # fmt: skip
         steps = self._block_steps(num_inference_steps)
@@ -259,8 +259,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         )
 
     def _check_call(
-        self, num_samples, batch_size, generator, latents, temperature, top_k, top_p, output_type, callback_inputs
-    ) -> None:
+        self, num_samples, batch_size, generator, latents, temperature, top_k, top_p, clamp_predictions, output_type,
+        callback_inputs,
+    ) -> None:  # fmt: skip
         check_samples(num_samples, batch_size, generator)
         shape = (num_samples, *self.model.latent_shape)
         if latents is not None and not isinstance(latents, Tensor):
@@ -280,6 +281,15 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
         if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
             raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
+        if self.scheduler.samples_tokens and self.model.config.prediction_type != "categorical":
+            raise ValueError(
+                f"The scheduler has `prediction` 'tokens', but the model has `prediction_type` {self.model.config.prediction_type!r}; only "
+                "'categorical' has a distribution to draw them from."
+            )
+        if self.scheduler.samples_tokens and clamp_predictions:
+            raise ValueError(
+                "`clamp_predictions` is True, but with the scheduler's `prediction` 'tokens' Ê is tokens already."
+            )
         if output_type not in OUTPUT_TYPES:
             raise ValueError(
                 f"`output_type` is {output_type!r}; it must be one of {', '.join(map(repr, OUTPUT_TYPES))}."
