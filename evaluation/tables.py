@@ -67,7 +67,7 @@ def make_tables(scale: Scale, output: Path, data_folder: str | None = None) -> d
                 texts,
                 output / "evaluations" / model.folder / name.replace(" ", "-"),
                 evaluation.protocol(f"{scale.name}-{name.replace(' ', '-')}"),
-                usable_samplings(evaluation.samplings, settings[model.name].model_type),
+                usable_samplings(evaluation.samplings, settings[model.name]),
                 judge_cache=output / "judge",
             )
             for name, evaluation in wanted_evaluations(scale, settings[model.name].model_type).items()
@@ -177,11 +177,18 @@ def wanted_evaluations(scale: Scale, model_type: str) -> dict[str, Evaluation]:
     return dict(list(scale.evaluations.items())[:number])
 
 
-def usable_samplings(samplings: Sequence[str], model_type: str) -> list[str] | None:
-    """Those that the model has: NFDM has no signal-to-noise ratio; the autoregressive baseline has a way of its own."""
-    if model_type == AutoregressiveConfig.model_type:
+def usable_samplings(samplings: Sequence[str], arguments: TrainingArguments) -> list[str] | None:
+    """Those that the model has: NFDM has no signal-to-noise ratio, tokens are drawn from a categorical prediction; the autoregressive
+    baseline has a way of its own."""
+    if arguments.model_type == AutoregressiveConfig.model_type:
         return None
-    return [one for one in samplings if not (model_type == "nfdm" and one.endswith("noise_fraction=snr"))]
+    categorical = arguments.model_config.get("prediction_type") == "categorical"
+    return [
+        one
+        for one in samplings
+        if not (arguments.model_type == "nfdm" and "noise_fraction=snr" in one)
+        and (categorical or "prediction=tokens" not in one)
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

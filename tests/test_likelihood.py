@@ -48,7 +48,7 @@ def exact_model(name, **options):
     options = {"prediction_type": "categorical", "decoder": "gaussian", "num_hidden_layers": 1, **options}
     model = make_model(name, **SCHEDULES[name], **options)
     log_frequencies = torch.log_softmax(torch.randn(VOCAB, dtype=torch.float64), 0)
-    silence(model.predictor.output[2], model.prediction.gate)
+    silence(model.predictor.output, model.prediction.gate)
     if name.startswith("nfdm"):
         silence(model.forward_process.network.output, model.forward_process.volatility.mlp[2])
     if name.startswith("mulan"):
@@ -82,8 +82,8 @@ def test_bound_of_the_exact_model_is_the_truth(name):
     model, log_frequencies = exact_model(name)
     ids, information = sample_tokens(log_frequencies, 1024)
     truth = information.mean().item()
-    # The integrand of NFDM varies less, and costs more.
-    draws = 4 if name.startswith("nfdm") else 16
+    # The integrand of NFDM varies less, and costs more; that of MuLAN-Rescaled varies most.
+    draws = 4 if name.startswith("nfdm") else 48 if name == "mulan-rescaled" else 16
     bound = estimate_likelihood(model, ids, num_draws=draws, batch_size=1024).nats_per_story
     assert bound.monte_carlo_error < 0.0125 * truth
     assert abs(bound.value - truth) < 4 * bound.monte_carlo_error
@@ -207,7 +207,7 @@ def smooth_model(name):
     """Deformed by its network and with a volatility of its own, but without the fast oscillations in t of a random time embedding."""
     model = make_model(name, prediction_type="categorical", decoder="gaussian", num_hidden_layers=1, delta=0.6)
     process = model.forward_process
-    silence(model.predictor.output[2], model.prediction.gate)
+    silence(model.predictor.output, model.prediction.gate)
     if name == "nfdm":
         silence(process.network.film.linear, *(block.modulation.linear for block in process.network.blocks))
     else:

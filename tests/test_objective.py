@@ -221,7 +221,7 @@ def unigram_model(name, volatility_share=1.0):
         **SCHEDULES[name],
     )
     log_frequencies = torch.log_softmax(torch.randn(VOCAB, dtype=torch.float64), 0)
-    silent = [model.predictor.output[2], model.prediction.gate]
+    silent = [model.predictor.output, model.prediction.gate]
     if name.startswith("nfdm"):
         silent.append(model.forward_process.network.output)
         model.forward_process.volatility = MarkovianVolatility(model.config.delta, volatility_share)
@@ -247,7 +247,8 @@ def sample_tokens(log_frequencies, n):
 @pytest.mark.parametrize("name", MODELS)
 def test_bound_of_the_exact_posterior_is_the_entropy_of_independent_tokens(name):
     model, log_frequencies = unigram_model(name)
-    ids, information = sample_tokens(log_frequencies, 32768)
+    # The weight of MuLAN-Rescaled's schedule varies most over time.
+    ids, information = sample_tokens(log_frequencies, 98304 if name == "mulan-rescaled" else 32768)
     with torch.no_grad():
         output = model(ids, generator=seeded(0))
         if name == "mulan-rescaled":

@@ -6,6 +6,10 @@ import torch
 from torch import Tensor, nn
 
 
+# Added to a term before its logarithm is taken.
+SMALLEST_TERM = 0.01
+
+
 def stratify(uniforms: Tensor) -> Tensor:
     """Spread a batch of uniform numbers over [0, 1): one in each of n equal cells, in a shared random shift.
 
@@ -42,6 +46,14 @@ class BucketTimeSampler(nn.Module):
         self.uniform_share = uniform_share
         self.log_terms = nn.Parameter(torch.zeros(num_buckets))
 
+    @torch.no_grad()
+    def set_terms(self, t: Tensor, term: Tensor) -> None:
+        """Start at the mean of the diffusion terms `term` seen at the times `t`, of which every bucket must have one."""
+        bucket = self._bucket(t)
+        sums = torch.zeros(len(self.log_terms), dtype=torch.float64).index_add_(0, bucket.cpu(), term.double().cpu())
+        means = sums / torch.bincount(bucket.cpu(), minlength=len(self.log_terms))
+        self.log_terms.copy_(torch.log(means + SMALLEST_TERM))
+
     def probabilities(self) -> Tensor:
         """Probability of each bucket (they sum to one)."""
         # Not below float32: bfloat16 would move the edges of the buckets.
@@ -60,8 +72,10 @@ class BucketTimeSampler(nn.Module):
 
     def fitting_loss(self, t: Tensor, term: Tensor) -> Tensor:
         """`½ (a_k - log(term + 0.01))²` per example, for the bucket k of t. Scale-free, and zero gradient to the model."""
-        bucket = (t * len(self.log_terms)).long().clamp_max(len(self.log_terms) - 1)
-        return 0.5 * (self.log_terms[bucket] - torch.log(term.detach() + 0.01)).square()
+        return 0.5 * (self.log_terms[self._bucket(t)] - torch.log(term.detach() + SMALLEST_TERM)).square()
+
+    def _bucket(self, t: Tensor) -> Tensor:
+        return (t * len(self.log_terms)).long().clamp_max(len(self.log_terms) - 1)
 
     def time_grid(self, num_steps: int) -> Tensor:
         """`num_steps + 1` times from 1 to 0 with equal shares of p between neighbours."""

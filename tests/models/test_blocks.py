@@ -109,7 +109,7 @@ def test_without_a_network_the_blocks_cost_the_unigram_cross_entropy():
     model = block_model("diffusion-lm", "categorical", embedding_sphere=True, embedding_dim=8, time_sampler="uniform")
     with torch.no_grad():
         model.token_bias.copy_(torch.log(frequencies))
-        for parameter in (*model.predictor.output[-1].parameters(), *model.prediction.gate.parameters()):
+        for parameter in (*model.predictor.output.parameters(), *model.prediction.gate.parameters()):
             parameter.zero_()
     ids = torch.multinomial(frequencies, 4000 * LENGTH, replacement=True, generator=seeded(5)).view(-1, LENGTH)
     with torch.no_grad():

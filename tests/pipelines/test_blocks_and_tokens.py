@@ -103,7 +103,7 @@ def test_drawn_tokens_have_their_distribution_after_any_number_of_steps(steps, n
         )
         with torch.no_grad():
             pipe.model.token_bias.copy_(torch.log(frequencies))
-            for parameter in (*pipe.model.predictor.output[-1].parameters(), *pipe.model.prediction.gate.parameters()):
+            for parameter in (*pipe.model.predictor.output.parameters(), *pipe.model.prediction.gate.parameters()):
                 parameter.zero_()
         sequences = pipe(
             num_samples=samples, num_inference_steps=steps, batch_size=samples, generator=seeded(1), output_type="seq"

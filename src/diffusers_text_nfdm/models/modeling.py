@@ -238,11 +238,11 @@ class TextDiffusionModel(PreTrainedModel):
         cross_entropy: bool = False,
         return_dict: bool = True,
     ) -> TextDiffusionOutput | tuple:
-        """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per example.
+        """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per example, or per block.
 
         Args:
             input_ids: token ids, padding included: every position is modelled.
-            t: times `(batch,)` at which the diffusion integrand is wanted, instead of random ones.
+            t: times `(batch,)` at which the diffusion integrand is wanted, the same for all blocks of a text, instead of random ones.
             draws: the random numbers, instead of new ones from `generator`.
             context_weight: weight of the context's divergence in `loss` (KL warm-up); `bound` always has it whole.
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times, which trains the predictor
@@ -256,18 +256,18 @@ class TextDiffusionModel(PreTrainedModel):
         if draws is None:
             draws = self.draw(len(input_ids), generator, input_ids.device)
         if t is None:
-            t, time_weight = self.time_sampler(draws.uniforms)
+            times, time_weight = self.time_sampler(self._block_uniforms(draws.uniforms))
         else:
-            t = t.to(self.latent_dtype)
-            time_weight = torch.ones_like(t)
+            times = self.per_block(t.to(self.latent_dtype))
+            time_weight = torch.ones_like(times)
         if cross_entropy:
-            return self._cross_entropy(input_ids, t, draws, return_dict)
+            return self._cross_entropy(input_ids, times, draws, return_dict)
 
         embeddings = self.embed(input_ids)
         context, context_term = self.encode_context(embeddings, draws.context_noise)
 
         # Every block is an example of its own for the forward process, which knows of no other; the predictor knows those before.
-        clean, times, block_context = self.split(embeddings), self.per_block(t), self.per_block(context)
+        clean, block_context = self.split(embeddings), self.per_block(context)
 
         # Diffusion: how far the predicted reverse drift is from the true one at a random time.
         process = self.forward_process
@@ -275,10 +275,8 @@ class TextDiffusionModel(PreTrainedModel):
         path = moving_marginal(clean)
         z = path.sample(self.split(draws.noise))
         prediction = self.predict(z, times, block_context, self.previous_blocks(input_ids))
-        diffusion = self.per_text(
-            objective.diffusion(process, moving_marginal, path, clean, prediction, z, times, block_context)
-        )
-        rescaled = self.per_text(objective.rescaled_diffusion(clean, prediction))
+        diffusion = objective.diffusion(process, moving_marginal, path, clean, prediction, z, times, block_context)
+        rescaled = objective.rescaled_diffusion(clean, prediction)
 
         # Reconstruction: what decoding z_0 costs. Without it the embeddings collapse.
         z_0 = process.initial_marginal(clean, block_context).sample(self.split(draws.initial_noise))
@@ -289,11 +287,11 @@ class TextDiffusionModel(PreTrainedModel):
         # Prior: what is left of the data at t = 1.
         prior = self.per_text(objective.prior(process.terminal_marginal(clean, block_context)))
 
-        weighted = diffusion * time_weight
+        weighted = self.per_text(time_weight * diffusion)
         trained = diffusion if self.config.objective == "bound" else rescaled
-        loss = time_weight * trained + reconstruction + prior + context_weight * context_term
+        loss = self.per_text(time_weight * trained) + reconstruction + prior + context_weight * context_term
         # Trains the time sampler and leaves the value of the loss as it is.
-        fit = self.time_sampler.fitting_loss(t, trained)
+        fit = self.per_text(self.time_sampler.fitting_loss(times, trained))
         # A sum divided, not a mean, whose gradient is no expanded number: see `linear_cross_entropy`.
         loss = (loss + fit - fit.detach()).sum() / len(loss)
 
@@ -304,26 +302,38 @@ class TextDiffusionModel(PreTrainedModel):
             reconstruction=reconstruction,
             prior=prior,
             context=context_term,
-            rescaled_diffusion=rescaled,
-            t=t,
+            rescaled_diffusion=self.per_text(rescaled),
+            t=self._per_text_and_block(times),
             reconstruction_accuracy=accuracy / self.config.num_blocks,
             **self._embedding_monitors(embeddings, input_ids),
         )
         return output if return_dict else output.to_tuple()
 
+    def _block_uniforms(self, uniforms: Tensor) -> Tensor:
+        """A number for every block from that of its text: each is uniform, and those of a text are spread out (by the golden ratio)."""
+        shifts = 0.6180339887498949 * torch.arange(
+            self.config.num_blocks, device=uniforms.device, dtype=uniforms.dtype
+        )
+        return ((uniforms[:, None] + shifts) % 1).flatten()
+
+    def _per_text_and_block(self, times: Tensor) -> Tensor:
+        return times if self.config.num_blocks == 1 else times.view(-1, self.config.num_blocks)
+
     def _cross_entropy(
-        self, input_ids: Tensor, t: Tensor, draws: Draws, return_dict: bool
+        self, input_ids: Tensor, times: Tensor, draws: Draws, return_dict: bool
     ) -> TextDiffusionOutput | tuple:
-        """`-Σ_i log p(x_i | z_t)` at the times t, as they fall: no weights, no gradient to the forward process and the embeddings."""
+        """`-Σ_i log p(x_i | z_t)` at the times, as they fall: no weights, no gradient to the forward process and the embeddings."""
         with torch.no_grad():
             embeddings = self.embed(input_ids)
             context, _ = self.encode_context(embeddings, draws.context_noise)
-            times, context = self.per_block(t), self.per_block(context)
+            context = self.per_block(context)
             path = self.forward_process.marginal(self.split(embeddings), times, context)
             z = path.sample(self.split(draws.noise))
         logits = self.predict_logits(z, times, context, self.previous_blocks(input_ids), predictor_only=True)
         cross_entropy = self.per_text(objective.cross_entropy(logits, self.split(input_ids)))
-        output = TextDiffusionOutput(loss=cross_entropy.mean(), cross_entropy=cross_entropy, t=t)
+        output = TextDiffusionOutput(
+            loss=cross_entropy.mean(), cross_entropy=cross_entropy, t=self._per_text_and_block(times)
+        )
         return output if return_dict else output.to_tuple()
 
     @torch.no_grad()

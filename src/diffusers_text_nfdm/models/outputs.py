@@ -42,7 +42,7 @@ class TextDiffusionOutput(ModelOutput):
         reconstruction, prior, context: the other terms (`context` is zero without one).
         rescaled_diffusion: `||E - Ê||²`.
         cross_entropy: of the predicted tokens at `t`, when `forward` was asked for it instead of the bound.
-        t: the times.
+        t: the times, `(batch,)`, or `(batch, num_blocks)` of texts in several blocks.
         reconstruction_accuracy: share of tokens that `z_0` decodes to.
         embedding_norm: mean norm of the embeddings of the batch.
         nearest_neighbor_distance: mean distance from the batch's embeddings to the nearest embedding of another token.
@@ -70,6 +70,6 @@ class TextDiffusionOutput(ModelOutput):
                 continue
             bad = ~torch.isfinite(values)
             if bad.any():
-                times = ", ".join(f"{time:.6g}" for time in self.t[bad].tolist()[:5])
+                times = ", ".join(f"{time:.6g}" for time in self.t[bad].flatten().tolist()[:5])
                 return f"{name} is {values[bad][0].item()} at t = {times}"
         return None

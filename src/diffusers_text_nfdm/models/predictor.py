@@ -55,9 +55,10 @@ class Predictor(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.encoder = BertEncoder(config)
-        categorical = config.prediction_type == "categorical"
-        output_dim = config.vocab_size if categorical else config.embedding_dim
-        self.output = _tanh_mlp(config.hidden_size, config.hidden_size, output_dim)
+        if config.prediction_type == "categorical":
+            self.output = nn.Linear(config.hidden_size, config.vocab_size)
+        else:
+            self.output = _tanh_mlp(config.hidden_size, config.hidden_size, config.embedding_dim)
 
     def forward(
         self,

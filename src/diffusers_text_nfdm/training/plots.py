@@ -227,11 +227,11 @@ def plot_similarity(model: TextDiffusionModel, input_ids: Tensor, num_steps: int
 
 
 def _inputs(model: TextDiffusionModel, input_ids: Tensor) -> tuple[torch.nn.Module, Tensor, Tensor | None]:
-    """The forward process, embeddings of the texts, and their context, at the mean of `q(c | x)`."""
+    """The forward process, embeddings of the texts' blocks, and their context, at the mean of `q(c | x)`."""
     embeddings = model.embed(input_ids.to(model.device))
     noise = None if model.context_dim is None else embeddings.new_zeros(len(embeddings), model.context_dim)
     context, _ = model.encode_context(embeddings, noise)
-    return model.forward_process, embeddings, context
+    return model.forward_process, model.split(embeddings), model.per_block(context)
 
 
 def _times(embeddings: Tensor, number: int) -> Tensor:

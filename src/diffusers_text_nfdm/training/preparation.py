@@ -10,7 +10,14 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..baseline import AutoregressiveModel
 from ..data import load_text_dataset, prepare_dataset
-from ..models import DiffusionLMModel, MuLANModel, NFDMModel, TextDiffusionConfig
+from ..models import (
+    DiffusionLMModel,
+    MuLANModel,
+    NFDMModel,
+    TextDiffusionConfig,
+    TextDiffusionModel,
+    evaluation_mode,
+)
 from ..models.cooccurrence import cooccurrence_embeddings
 from ..tokenization import WordTokenizer, special_ids
 from .arguments import CONFIGS, TrainingArguments
@@ -23,6 +30,8 @@ MODELS = {
 VOCABULARY_TEXTS = 100_000
 # Enough texts for the statistics of neighbouring words.
 COOCCURRENCE_TEXTS = 50_000
+# Evaluations that start the learned density of the times.
+TIMES_PER_BUCKET = 4
 
 
 class TrainingData:
@@ -136,9 +145,27 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
             dim = model.get_input_embeddings().embedding_dim
             table = cooccurrence_embeddings(some, len(tokenizer), dim, seed=arguments.seed)
             model.set_embeddings(table)
+        # An untrained categorical model knows the frequencies, and its bound is already where it will be learned.
+        if getattr(config, "prediction_type", None) == "categorical" and config.time_sampler == "buckets":
+            _start_time_sampler(model, ids)
     if arguments.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model
+
+
+@torch.no_grad()
+def _start_time_sampler(model: TextDiffusionModel, ids: Dataset) -> None:
+    """Start the learned density of the times at the untrained model's diffusion term, seen at a few times in every bucket."""
+    buckets = model.config.num_time_buckets
+    t = (torch.arange(buckets).repeat(TIMES_PER_BUCKET) + 0.5) / buckets
+    texts = ids[: min(len(ids), len(t))]["input_ids"].long()
+    generator = torch.Generator().manual_seed(0)
+    terms = []
+    with evaluation_mode(model):
+        for start in range(0, len(t), buckets):
+            rows = torch.arange(start, start + buckets) % len(texts)
+            terms.append(model(texts[rows], t=t[start : start + buckets], generator=generator).diffusion)
+    model.time_sampler.set_terms(t, torch.cat(terms) / model.config.num_blocks)
 
 
 def _token_counts(ids: Dataset, vocab_size: int) -> torch.Tensor:
