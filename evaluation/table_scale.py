@@ -132,16 +132,23 @@ class Scale:
 
 
 def read_scale(name_or_path: str) -> Scale:
-    """A scale by name, or from a YAML file."""
+    """A scale by name, or from a YAML file; one that is `based_on` another has all that it does not say from there."""
+    values, name = _read_values(name_or_path)
+    try:
+        models = [ModelRun(**model) for model in values.pop("models")]
+        evaluations = {name: Evaluation(**options) for name, options in values.pop("evaluations").items()}
+        return Scale(name=name, models=models, evaluations=evaluations, **values)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"The scale {name_or_path} has a missing or unknown entry: {error}.") from error
+
+
+def _read_values(name_or_path: str) -> tuple[dict[str, Any], str]:
     path = SCALES / f"{name_or_path}.yaml"
     path = path if path.is_file() else Path(name_or_path)
     if not path.is_file():
         known = ", ".join(sorted(one.stem for one in SCALES.glob("*.yaml")))
         raise ValueError(f"`scale` is {name_or_path!r}; it must be a YAML file or one of {known}.")
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    try:
-        models = [ModelRun(**model) for model in values.pop("models")]
-        evaluations = {name: Evaluation(**options) for name, options in values.pop("evaluations").items()}
-        return Scale(name=path.stem, models=models, evaluations=evaluations, **values)
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"The scale {path} has a missing or unknown entry: {error}.") from error
+    if "based_on" in values:
+        values = {**_read_values(values.pop("based_on"))[0], **values}
+    return values, path.stem

@@ -176,6 +176,12 @@ def test_the_scales_can_be_read_and_every_model_be_built(tables, name):
         assert all(not model.settings and not model.model_config for model in scale.models)
 
 
+def test_a_scale_based_on_another_says_only_what_differs(tables):
+    whole, short = tables.read_scale("rocstories"), tables.read_scale("rocstories-likelihood")
+    assert short.models == whole.models and short.settings == whole.settings and short.files == whole.files
+    assert short.budget != whole.budget and list(short.evaluations) == ["samples"]
+
+
 def result(nats, entropy, terms):
     quantity = {"value": nats, "monte_carlo_error": 0.1, "dataset_error": 0.5}
     units = ("nats_per_story", "nats_per_token", "bits_per_character")
