@@ -126,3 +126,11 @@ def test_learned_edges_do_not_move_in_bfloat16():
     t, weight = sampler(U.float())
     assert t.dtype == weight.dtype == torch.float32
     torch.testing.assert_close(t, U.float(), rtol=0, atol=1e-4)
+
+
+def test_buckets_start_at_the_mean_of_the_terms_seen():
+    sampler = BucketTimeSampler(4).double()
+    t = torch.tensor([0.1, 0.2, 0.3, 0.6, 0.9, 1.0], dtype=torch.float64)
+    sampler.set_terms(t, torch.tensor([1.0, 3.0, 4.0, 0.0, 5.0, 7.0], dtype=torch.float64))
+    terms = torch.tensor([2.0, 4.0, 0.0, 6.0], dtype=torch.float64) + 0.01
+    torch.testing.assert_close(sampler.probabilities(), 0.9 * terms / terms.sum() + 0.1 / 4)

@@ -33,3 +33,16 @@ def test_embeddings_start_from_cooccurrences_only_if_asked_for(data):
     assert not torch.equal(plain.embeddings.weight, informed.embeddings.weight)
     lengths = informed.embeddings.weight.norm(dim=-1)
     assert torch.allclose(lengths, torch.full_like(lengths, plain.config.embedding_dim**0.5), rtol=1e-5)
+
+
+def test_times_of_a_categorical_model_start_where_its_bound_is(data):
+    settings = arguments(data, None, model_config={"prediction_type": "categorical", "volatility": "markovian"})
+    texts = TrainingData(settings)
+    model = build_model(settings, texts)
+    t = (torch.arange(10) + 0.5) / 10
+    terms = [model(texts.train[:64]["input_ids"].long(), t=t[k].expand(64)).diffusion.mean() for k in range(10)]
+    # The density has its peak where the untrained model pays most, and little where it pays least.
+    assert model.time_sampler.probabilities().argmax() == torch.stack(terms).argmax()
+    assert model.time_sampler.probabilities().min() < 0.02
+    paper = build_model(arguments(data, None), texts)
+    assert not paper.time_sampler.log_terms.any()
