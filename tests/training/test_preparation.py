@@ -41,8 +41,9 @@ def test_times_of_a_categorical_model_start_where_its_bound_is(data):
     model = build_model(settings, texts)
     t = (torch.arange(10) + 0.5) / 10
     terms = [model(texts.train[:64]["input_ids"].long(), t=t[k].expand(64)).diffusion.mean() for k in range(10)]
-    # The density has its peak where the untrained model pays most, and little where it pays least.
-    assert model.time_sampler.probabilities().argmax() == torch.stack(terms).argmax()
-    assert model.time_sampler.probabilities().min() < 0.02
+    # Seen at a few texts only, but over several orders of magnitude.
+    seen = torch.stack([model.time_sampler.log_terms.detach(), torch.log(torch.stack(terms).detach() + 0.01)])
+    assert seen[1].max() - seen[1].min() > 3
+    assert torch.corrcoef(seen)[0, 1] > 0.95
     paper = build_model(arguments(data, None), texts)
     assert not paper.time_sampler.log_terms.any()
