@@ -45,4 +45,4 @@ def published_likelihood(model: str) -> str:
     """The published figure of a row, or that it is not known. Rows that the paper does not have, have none."""
     if model in LIKELIHOOD:
         return str(LIKELIHOOD[model])
-    return "-" if "categorical" in model else UNKNOWN
+    return "-" if "," in model else UNKNOWN

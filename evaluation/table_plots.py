@@ -75,37 +75,42 @@ def plot_quality(results: dict) -> Figure | None:
     figure = _figure((6.4 * len(metrics), 4.6))
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     colors = matplotlib.colormaps["tab10"].colors
+    names = list(dict.fromkeys(name for model in models for name in model["evaluations"]))
     for axes, metric in zip(panels, metrics):
         for model, color in zip(models, colors):
-            for scheduler, (style, label) in LINES.items():
-                points = _points(model, scheduler, metric)
-                if points:
-                    name = f"{model['name']}, {label}"
-                    axes.plot(*zip(*points), linestyle=style, color=color, marker="o", markersize=4, label=name)
-            points = _points(model, None, metric)
+            # A score depends on the number of samples: only points of one evaluation are joined, those of the others are hollow.
+            for name in names:
+                first = name == names[0]
+                shape = {"marker": "o", "markersize": 4, "markerfacecolor": color if first else "none", "color": color}
+                for scheduler, (style, label) in LINES.items():
+                    points = _points(model, name, scheduler, metric)
+                    if points:
+                        legend = f"{model['name']}, {label}" if first else None
+                        axes.plot(*zip(*points), linestyle=style, label=legend, **shape)
+            points = _points(model, names[0], None, metric)
             if points:
                 axes.plot(*zip(*points), linestyle="", color="#222222", marker="*", markersize=11, label=model["name"])
         real = next((result["dataset_row"] for result in entries if metric in result["dataset_row"]), None)
         if real is not None:
             axes.axhline(real[metric]["mean"], color="#cc3311", linestyle=":", label="real texts")
         axes.set(xscale="log", xlabel="function evaluations", title=METRICS[metric])
-        counts = sorted({e["function_evaluations"] for r in entries for e in r["samplers"].values()})
+        samplers = [entry for result in entries for entry in result["samplers"].values()]
+        counts = sorted({entry["function_evaluations"] for entry in samplers if entry["sampling"]["scheduler"]})
         axes.set_xticks(counts, [f"{count:,}" for count in counts], rotation=60)
         axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-    panels[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    panels[-1].legend(fontsize=8, handlelength=3.5, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return figure
 
 
-def _points(model: dict, scheduler: str | None, metric: str) -> Sequence[tuple[int, float]]:
+def _points(model: dict, evaluation: str, scheduler: str | None, metric: str) -> Sequence[tuple[int, float]]:
     points = []
-    for result in model["evaluations"].values():
-        for entry in result["samplers"].values():
-            sampling = entry["sampling"]
-            if sampling["scheduler"] != scheduler or metric not in entry["scores"]:
-                continue
-            if scheduler == "MarkovChainScheduler" and sampling["config"].get("noise_fraction") != 1:
-                continue
-            points.append((entry["function_evaluations"], entry["scores"][metric]["mean"]))
+    for entry in model["evaluations"].get(evaluation, {"samplers": {}})["samplers"].values():
+        sampling = entry["sampling"]
+        if sampling["scheduler"] != scheduler or metric not in entry["scores"]:
+            continue
+        if scheduler == "MarkovChainScheduler" and sampling["config"].get("noise_fraction") != 1:
+            continue
+        points.append((entry["function_evaluations"], entry["scores"][metric]["mean"]))
     return sorted(points)
 
 
