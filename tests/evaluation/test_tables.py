@@ -229,7 +229,10 @@ def test_bad_scales_are_refused(tables, tmp_path, changes, message):
 
 def test_wrong_commands_say_what_is_wrong(tables, data, tmp_path, capsys):
     assert tables.main(["huge"]) == 1
-    assert "`scale` is 'huge'; it must be a YAML file or one of paper, rocstories, rocstories-likelihood, tiny" in capsys.readouterr().err
+    assert (
+        "`scale` is 'huge'; it must be a YAML file or one of paper, rocstories, rocstories-likelihood, tiny"
+        in capsys.readouterr().err
+    )
     assert tables.main(["rocstories", "--output", str(tmp_path / "out")]) == 1
     assert "needs a data folder with rocstories_train.jsonl" in capsys.readouterr().err
     assert tables.main(["rocstories", "--data", str(data), "--output", str(tmp_path / "out")]) == 1
