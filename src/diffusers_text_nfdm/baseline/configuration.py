@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import GPT2Config, PreTrainedConfig
 
-from ..models.configuration import CHECKPOINT_FORMAT
+from ..models.configuration import CHECKPOINT_FORMAT, check_format
 
 
 class AutoregressiveConfig(PreTrainedConfig):
@@ -40,11 +40,7 @@ class AutoregressiveConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        if self.checkpoint_format > CHECKPOINT_FORMAT:
-            raise ValueError(
-                f"`checkpoint_format` is {self.checkpoint_format}; this version of diffusers_text_nfdm reads formats up to "
-                f"{CHECKPOINT_FORMAT}. Upgrade it: `pip install -U diffusers_text_nfdm`."
-            )
+        check_format(self.checkpoint_format)
         for name in (
             "vocab_size",
             "max_length",

@@ -15,6 +15,15 @@ DECODERS = ("linear", "gaussian")
 TIME_SAMPLERS = ("uniform", "buckets")
 
 
+def check_format(checkpoint_format: int) -> None:
+    """Raise a ValueError for a checkpoint of a newer format than this code knows."""
+    if checkpoint_format > CHECKPOINT_FORMAT:
+        raise ValueError(
+            f"`checkpoint_format` is {checkpoint_format}; this version of diffusers_text_nfdm reads formats up to "
+            f"{CHECKPOINT_FORMAT}. Upgrade it: `pip install -U diffusers_text_nfdm`."
+        )
+
+
 def _one_of(name: str, value: Any, allowed: tuple) -> None:
     if value not in allowed:
         raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
@@ -90,11 +99,7 @@ class TextDiffusionConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        if self.checkpoint_format > CHECKPOINT_FORMAT:
-            raise ValueError(
-                f"`checkpoint_format` is {self.checkpoint_format}; this version of diffusers_text_nfdm reads formats up to "
-                f"{CHECKPOINT_FORMAT}. Upgrade it: `pip install -U diffusers_text_nfdm`."
-            )
+        check_format(self.checkpoint_format)
         _positive(
             vocab_size=self.vocab_size,
             max_length=self.max_length,

@@ -35,8 +35,7 @@ def select_tokens(
     )
     cumulative = probabilities.cumsum(-1)
     # Below the total, so that rounding cannot reach beyond the last token of probability above zero.
-    drawn = (uniforms[..., None] * cumulative[..., -1:]).minimum(
-        torch.nextafter(cumulative[..., -1:], torch.zeros(()))
-    )
+    total = cumulative[..., -1:]
+    drawn = (uniforms[..., None] * total).minimum(torch.nextafter(total, torch.zeros_like(total)))
     chosen = torch.searchsorted(cumulative, drawn, right=True)
     return (chosen if order is None else order.gather(-1, chosen))[..., 0]
