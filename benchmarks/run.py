@@ -13,6 +13,8 @@ import torch
 import training_steps
 from transformers.utils import logging
 
+from diffusers_text_nfdm.models.compilation import missing_compiler
+
 
 PARTS = ("training", "samplers", "memory", "autoregressive")
 SIZES = ["tiny", "mid", "paper"]
@@ -24,7 +26,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=SIZES, choices=SIZES)
     parser.add_argument("--repeats", type=int, default=7, help="turns of every contestant (default: 7)")
     parser.add_argument("--threads", type=int, default=1, help="(default: 1, as CPU time of waiting threads counts)")
-    parser.add_argument("--quick", action="store_true", help="try everything out at a size that proves nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="try everything but the compiler out, at a size that proves nothing"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/bench.json"), help="(default: runs/bench.json)")
     arguments = parser.parse_args()
     for name in ("repeats", "threads"):
@@ -47,7 +51,11 @@ def main() -> None:
         arguments.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
     if "training" in arguments.parts:
-        result = {size: training_steps.measure(size, repeats) for size in sizes}
+        missing = missing_compiler(torch.device("cpu"))
+        if missing is not None:
+            print(f"\nWithout a column for compiled blocks: there is no {missing}.")
+        compiled = missing is None and not arguments.quick
+        result = {size: training_steps.measure(size, repeats, compiled) for size in sizes}
         finish("training", result, tables.training(result))
     if "samplers" in arguments.parts:
         result = {size: sampler_steps.measure(size, 2 * repeats) for size in sizes}

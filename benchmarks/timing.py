@@ -10,10 +10,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 
-def interleaved(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+def interleaved(
+    contestants: dict[str, Callable[[], object]], repeats: int, warm_up: bool = True
+) -> dict[str, list[float]]:
     """CPU seconds of every contestant, `repeats` times in turn, after one call each to warm up."""
-    for run in contestants.values():
-        run()
+    if warm_up:
+        for run in contestants.values():
+            run()
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, run in contestants.items():

@@ -58,7 +58,7 @@ def _log_weight(model: TextDiffusionModel, input_ids: Tensor, num_steps: int, ge
         context_weight = _log_ratio_to_standard(context, std, draws.context_noise).sum(-1)
     # Every block of a text has a path of its own.
     embeddings, noise, context = model.split(texts), model.split(draws.noise), model.per_block(context)
-    previous = model.previous_blocks(input_ids)
+    previous = model.encode_all_previous(input_ids)
     terminal = process.terminal_marginal(embeddings, context)
     z = terminal.sample(noise)
     log_weight = _log_ratio_to_standard(z, terminal.std, noise).sum((-1, -2))

@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 
 # Logits held at a time. On a CPU a chunk of them should stay in cache; an accelerator wants large matrix products.
-CHUNK_ELEMENTS = {"cpu": 2**21}
+CHUNK_ELEMENTS = {"cpu": 2**20}
 ACCELERATOR_CHUNK_ELEMENTS = 2**26
 
 
@@ -68,11 +68,13 @@ def _over_chunks(
     if with_gradients:
         gradients = rows.new_empty(rows.shape), torch.zeros_like(weight), torch.zeros_like(bias)
     chunk = max(1, CHUNK_ELEMENTS.get(rows.device.type, ACCELERATOR_CHUNK_ELEMENTS) // len(weight))
+    # One buffer for all chunks and, in turn, for logits, probabilities and gradients: it stays in cache.
+    buffer = rows.new_empty(min(chunk, len(rows)), len(weight))
     for start in range(0, len(rows), chunk):
         part = slice(start, start + chunk)
-        logits = torch.addmm(bias, rows[part], weight.T)
+        logits = torch.addmm(bias, rows[part], weight.T, out=buffer[: len(rows) - start])
         target, largest = logits.gather(1, ids[part]), logits.amax(-1, keepdim=True)
-        probabilities = torch.softmax(logits, -1)
+        probabilities = torch.softmax(logits, -1, out=logits)
         # log Σ exp = the largest logit minus the log of its probability, which unlike others is never too small for a float.
         normalizer = largest - probabilities.amax(-1, keepdim=True).log()
         losses[part] = (normalizer - target)[:, 0]

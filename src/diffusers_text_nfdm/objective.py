@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .forward_processes import ForwardProcess, Marginal, MovingMarginal
@@ -52,14 +51,9 @@ def rescaled_diffusion(embeddings: Tensor, prediction: Tensor) -> Tensor:
 
 
 def reconstruction(hidden: Tensor, weight: Tensor, bias: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """`-log p(x | z_0) = -Σ_i log softmax(hidden_i weightᵀ + bias)[x_i]`, and the share of tokens with the largest logit."""
+    """`-log p(x | z) = -Σ_i log softmax(hidden_i weightᵀ + bias)[x_i]`, and the share of tokens with the largest logit."""
     losses, correct = linear_cross_entropy(hidden, weight, bias, input_ids)
     return losses.sum(-1), correct.to(losses.dtype).mean(-1)
-
-
-def cross_entropy(logits: Tensor, input_ids: Tensor) -> Tensor:
-    """`-Σ_i log softmax(logits_i)[x_i]`."""
-    return F.cross_entropy(logits.flatten(0, 1), input_ids.flatten(), reduction="none").view(input_ids.shape).sum(-1)
 
 
 def prior(terminal: Marginal) -> Tensor:

@@ -230,7 +230,7 @@ def test_bad_scales_are_refused(tables, tmp_path, changes, message):
 def test_wrong_commands_say_what_is_wrong(tables, data, tmp_path, capsys):
     assert tables.main(["huge"]) == 1
     assert (
-        "`scale` is 'huge'; it must be a YAML file or one of paper, rocstories, rocstories-likelihood, tiny"
+        "`scale` is 'huge'; it must be a YAML file or one of paper, rocstories, rocstories-blocks, rocstories-likelihood, study, tiny"
         in capsys.readouterr().err
     )
     assert tables.main(["rocstories", "--output", str(tmp_path / "out")]) == 1

@@ -43,10 +43,15 @@ def test_all_blocks_at_once_are_predicted_as_each_alone(name, extras):
     """What training computes in one call is what sampling computes block by block."""
     model, ids = block_model(name, extras), texts()
     z, t, context = noisy_blocks(model)
-    together = model.predict(z, t, context, model.previous_blocks(ids))
+    together = model.predict(z, t, context, model.encode_all_previous(ids))
     for block in range(LENGTH // BLOCK):
         rows = slice(block, None, LENGTH // BLOCK)
-        alone = model.predict(z[rows], t[rows], None if context is None else context[rows], ids[:, : block * BLOCK])
+        alone = model.predict(
+            z[rows],
+            t[rows],
+            None if context is None else context[rows],
+            model.encode_previous(ids[:, : block * BLOCK]),
+        )
         assert relative_error(together[rows], alone) < 1e-12
 
 
@@ -55,13 +60,13 @@ def test_all_blocks_at_once_are_predicted_as_each_alone(name, extras):
 def test_a_block_depends_on_the_texts_before_it_alone(name, extras):
     model, ids = block_model(name, extras), texts()
     z, t, context = noisy_blocks(model)
-    before = model.predict(z, t, context, model.previous_blocks(ids))
+    before = model.predict(z, t, context, model.encode_all_previous(ids))
     changed, other = ids.clone(), z.clone()
     # Block 1 of text 0: its tokens, and its latents.
     changed[0, BLOCK : 2 * BLOCK] = (changed[0, BLOCK : 2 * BLOCK] + 1) % VOCAB
     other[1] += 1
-    after_tokens = model.predict(z, t, context, model.previous_blocks(changed))
-    after_latents = model.predict(other, t, context, model.previous_blocks(ids))
+    after_tokens = model.predict(z, t, context, model.encode_all_previous(changed))
+    after_latents = model.predict(other, t, context, model.encode_all_previous(ids))
     moved_by_tokens = (after_tokens - before).abs().amax((1, 2)) > 1e-9
     moved_by_latents = (after_latents - before).abs().amax((1, 2)) > 1e-9
     assert moved_by_tokens.nonzero().flatten().tolist() == [2]
@@ -81,7 +86,7 @@ def test_the_bound_is_the_sum_of_the_blocks_bounds(name, extras):
     for start in range(0, LENGTH, BLOCK):
         part = slice(start, start + BLOCK)
         z = process.marginal(embeddings[:, part], t, context).sample(draws.noise[:, part])
-        prediction = model.predict(z, t, context, ids[:, :start])
+        prediction = model.predict(z, t, context, model.encode_previous(ids[:, :start]))
         squared_error = squared_error + (embeddings[:, part] - prediction).square().sum((1, 2))
         z_0 = process.initial_marginal(embeddings[:, part], context).sample(draws.initial_noise[:, part])
         logs = torch.log_softmax(model.decode(z_0, context), -1)
@@ -123,3 +128,33 @@ def test_without_a_network_the_blocks_cost_the_unigram_cross_entropy():
 def test_block_size_must_divide_the_length(block_size):
     with pytest.raises(ValueError, match="`block_size` is"):
         make_config("nfdm", max_length=LENGTH, block_size=block_size)
+
+
+def test_terminal_share_puts_that_share_of_the_cross_entropy_times_at_one():
+    model, ids = block_model("nfdm", "categorical"), texts().repeat(100, 1)
+    times = model(ids, generator=seeded(7), cross_entropy=True, terminal_share=0.25).t
+    assert times.shape == (len(ids), LENGTH // BLOCK)
+    assert (times == 1).double().mean() == pytest.approx(0.25, abs=0.01)
+    assert times[times < 1].min() < 0.1
+    # The bound is estimated at all times, whatever is asked of the cross-entropy.
+    plain, same = (model(ids, generator=seeded(8), terminal_share=share).bound for share in (0.0, 0.25))
+    assert torch.equal(plain, same)
+
+
+def test_where_latents_are_only_noise_the_posterior_is_the_prior():
+    """Computed once for all such blocks; at times just before 1 it is the same."""
+    model, ids = block_model("nfdm", "categorical"), texts()
+    z, t, _ = noisy_blocks(model)
+    previous, terminal = model.encode_all_previous(ids), torch.arange(len(z)) % 2 == 0
+    at, before = (model.predict_logits(z, t.masked_fill(terminal, end), None, previous) for end in (1.0, 1.0 - 1e-12))
+    assert relative_error(at, before) < 1e-9
+
+
+def test_of_categorical_models_the_forward_process_starts_as_the_one_whose_posterior_is_known():
+    config = make_config("nfdm", max_length=LENGTH, block_size=BLOCK, **EXTRAS["categorical"])
+    model, ids = MODELS["nfdm"][0](config).double(), texts()
+    t = torch.full((TEXTS,), 0.6, dtype=torch.float64)
+    embeddings = model.embed(ids)[:, :BLOCK]
+    marginal, (alpha, sigma) = model.forward_process.marginal(embeddings, t), model.forward_process.linear_base(t)
+    assert torch.equal(marginal.mean, alpha * embeddings)
+    assert torch.equal(marginal.std, sigma.expand_as(embeddings))

@@ -90,7 +90,8 @@ def test_without_the_network_the_logits_are_the_posterior_by_bayes(name, sphere)
 
 
 def test_relative_bias_depends_on_the_distance_alone():
-    text = RelativePositionBias(max_length=4, num_heads=2)(torch.arange(4))
+    positions = torch.arange(4)
+    text = RelativePositionBias(max_length=4, num_heads=2)(positions, positions)
     assert text.shape == (2, 4, 4)
     for distance in range(-3, 4):
         diagonal = text.diagonal(distance, -2, -1)

@@ -108,6 +108,18 @@ def test_every_parameter_has_one_optimizer_and_no_decay(use_muon):
     assert groups[0]["lr"] == 0.5 and (not use_muon or groups[-1]["lr"] == 0.25)
 
 
+def test_the_forward_process_may_have_a_rate_of_its_own_and_then_no_muon():
+    model = make_nfdm()
+    settings = TrainingArguments(
+        use_muon=True, learning_rate=0.5, muon_learning_rate=0.25, forward_learning_rate=0.125
+    )
+    groups = [group for optimizer in build_optimizers(model, settings) for group in optimizer.param_groups]
+    rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        assert (rates[id(parameter)] == 0.125) == name.startswith("forward_process.")
+
+
 def test_learning_rate_grows_then_falls_to_zero():
     factors = [learning_rate_factor(step, 4, 12) for step in range(13)]
     assert factors == [0.25, 0.5, 0.75, 1.0, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0.0]

@@ -202,7 +202,7 @@ def test_checkpoint_continues_in_another_folder(data, tmp_path):
         {"mixed_precision": "bf16"},
         {"gradient_checkpointing": True, "model_config": {"hidden_dropout_prob": 0.1}},
         {"streaming": True},
-        pytest.param({"compile_predictor": True}, marks=pytest.mark.slow),
+        pytest.param({"compile": True}, marks=pytest.mark.slow),
     ],
     ids=lambda options: next(iter(options)),
 )

@@ -10,6 +10,7 @@ from transformers import Cache, GPT2Model, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
+from ..linear_cross_entropy import linear_cross_entropy
 from .configuration import AutoregressiveConfig
 
 
@@ -84,23 +85,30 @@ class AutoregressiveModel(PreTrainedModel):
         """
         output = self.predictor(input_ids=input_ids, past_key_values=cache, use_cache=use_cache)
         logits = output.last_hidden_state @ self.predictor.wte.weight.T
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) + self.token_bias
-        never = [self.config.bos_token_id, self.config.pad_token_id]
-        return logits.index_fill(-1, torch.tensor(never, device=logits.device), -torch.inf), output.past_key_values
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)) + self._bias(), output.past_key_values
+
+    def _bias(self) -> Tensor:
+        """The bias of the logits; START and PAD never follow."""
+        never = torch.tensor([self.config.bos_token_id, self.config.pad_token_id], device=self.token_bias.device)
+        return self.token_bias.index_fill(-1, never, -torch.inf)
 
     def forward(self, input_ids: Tensor, return_dict: bool = True) -> AutoregressiveOutput | tuple:
         """`-log p(x)` of a batch of token ids `(batch, seq)`: START, tokens, END, PAD."""
         self.check_inputs(input_ids)
-        logits, _ = self.token_logits(input_ids[:, :-1])
         targets = input_ids[:, 1:]
         ends = targets == self.config.eos_token_id
         counted = ends.cumsum(1) - ends.long() == 0
-        # What is not counted must not be looked up: PAD has the logit -inf, whose gradient is none.
-        targets = targets.masked_fill(~counted, self.config.eos_token_id)
-        nats = nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none") * counted
-        bound = nats.sum(1)
-        accuracy = ((logits.argmax(-1) == targets) & counted).sum(1) / counted.sum(1)
-        output = AutoregressiveOutput(loss=bound.mean(), bound=bound, accuracy=accuracy)
+        hidden = self.predictor(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state[counted]
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            nats, correct = linear_cross_entropy(
+                hidden.to(dtype), self.predictor.wte.weight.to(dtype), self._bias().to(dtype), targets[counted]
+            )
+        rows = counted.nonzero()[:, 0]
+        bound = nats.new_zeros(len(input_ids)).index_add(0, rows, nats)
+        accuracy = nats.new_zeros(len(input_ids)).index_add(0, rows, correct.to(dtype)) / counted.sum(1)
+        # A sum divided, not a mean, whose gradient is no expanded number: see `linear_cross_entropy`.
+        output = AutoregressiveOutput(loss=nats.sum() / len(bound), bound=bound, accuracy=accuracy)
         return output if return_dict else output.to_tuple()
 
     def check_inputs(self, input_ids: Tensor) -> None:

@@ -36,13 +36,14 @@ def _positive(**values: float) -> None:
 
 
 class TextDiffusionConfig(PreTrainedConfig):
-    """What all models share: vocabulary, latent size, the predictor (a BERT encoder trained from scratch) and the objective.
+    """What all models share: vocabulary, latent size, the predictor (a BERT encoder trained from scratch, or of a text in blocks an encoder and a decoder) and the objective.
 
     Args:
         vocab_size: number of tokens.
         max_length: number of positions of every sequence, padding included.
         block_size: a text is made of blocks of this many positions, from left to right, each by a diffusion of its own that is given
             the blocks before it: `-log p(x) = -Σ_b log p(x_b | x_<b)`. `None`, the paper's, is one block for the whole text.
+        previous_num_layers: layers of the predictor that encode the clean blocks before a noisy one, with several blocks.
         embedding_dim: dimension of the token embeddings, which is that of the latents z.
         embedding_sphere: embeddings are normalised to length `sqrt(embedding_dim)`, so that noise means the same for every word.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, hidden_act, hidden_dropout_prob,
@@ -68,6 +69,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     vocab_size: int = 10767
     max_length: int = 64
     block_size: int | None = None
+    previous_num_layers: int = 6
     embedding_dim: int = 128
     embedding_sphere: bool = False
     hidden_size: int = 768
@@ -106,6 +108,7 @@ class TextDiffusionConfig(PreTrainedConfig):
             embedding_dim=self.embedding_dim,
             hidden_size=self.hidden_size,
             num_hidden_layers=self.num_hidden_layers,
+            previous_num_layers=self.previous_num_layers,
             num_attention_heads=self.num_attention_heads,
             intermediate_size=self.intermediate_size,
             num_time_buckets=self.num_time_buckets,

@@ -22,12 +22,17 @@ from ..forward_processes import (
     NFDMProcess,
 )
 from ..time_samplers import BucketTimeSampler, UniformTimeSampler, stratify
+from .block_predictor import BlockPredictor
 from .configuration import DiffusionLMConfig, MuLANConfig, NFDMConfig, TextDiffusionConfig
 from .context_encoder import ContextEncoder
 from .outputs import Draws, TextDiffusionOutput
-from .prediction import CategoricalPrediction, EmbeddingPrediction
+from .prediction import CategoricalPrediction, EmbeddingPrediction, gaussian_factors
 from .predictor import Predictor
 from .transformer import Modulation, Transformer
+
+
+# Rows of the matrix that reads posteriors stand for tokens, and attention must tell them apart from the first step on.
+POSTERIOR_STD = 1.0
 
 
 class TextDiffusionModel(PreTrainedModel):
@@ -42,7 +47,7 @@ class TextDiffusionModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     # The modulations of a block are computed before it is called.
-    _no_split_modules = ["BertLayer", "Block", "Modulation"]
+    _no_split_modules = ["BertLayer", "PredictorLayer", "Block", "Modulation"]
 
     num_monitored_tokens = 256
     monitored_chunk = 4096
@@ -53,7 +58,7 @@ class TextDiffusionModel(PreTrainedModel):
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_dim)
         self.token_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.forward_process = self.build_forward_process(config)
-        self.predictor = Predictor(config, self.context_dim)
+        self.predictor = (Predictor if config.num_blocks == 1 else BlockPredictor)(config, self.context_dim)
         if config.prediction_type == "categorical":
             self.prediction = CategoricalPrediction()
         else:
@@ -84,8 +89,18 @@ class TextDiffusionModel(PreTrainedModel):
                     init.zeros_(child.gate.weight)
         elif module is self.embeddings:
             init.normal_(module.weight)
+        elif self.config.prediction_type == "categorical" and module in self._deviations():
+            # The posterior inside the logits is exact at the start.
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
+        elif module is getattr(self.predictor, "posterior", None):
+            init.normal_(module.weight, std=POSTERIOR_STD)
         elif isinstance(module, BucketTimeSampler):
             init.zeros_(module.log_terms)
+
+    def _deviations(self) -> tuple[nn.Module, ...]:
+        """Layers whose output is how far the forward process is from one with a known posterior of a single token."""
+        return ()
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings
@@ -133,43 +148,44 @@ class TextDiffusionModel(PreTrainedModel):
             return hidden @ weight.T + bias
 
     def decoder_factors(self, z_0: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """`(hidden, weight, bias)` with logits `hidden weightᵀ + bias`, so that a loss need not hold the logits.
-
-        For the Gaussian decoder `hidden = (α₀ z_0 / σ₀², -α₀² / 2σ₀²)` and `weight = (Emb, |Emb|²)`.
-        """
+        """`(hidden, weight, bias)` with logits `hidden weightᵀ + bias`, so that a loss need not hold the logits."""
         table, bias = self.embedding_table(), self.token_bias.to(self.latent_dtype)
         if self.config.decoder == "linear":
             return z_0, table, bias
-        alpha, sigma = self.forward_process.linear_base(z_0.new_zeros(len(z_0)), context)
-        evidence = alpha / sigma.square()
-        penalty = (-0.5 * evidence * alpha).expand(*z_0.shape[:-1], 1)
-        hidden = torch.cat([evidence * z_0, penalty], dim=-1)
-        return hidden, torch.cat([table, table.square().sum(-1, keepdim=True)], dim=-1), bias
+        base = self.forward_process.linear_base(z_0.new_zeros(len(z_0)), context)
+        return *gaussian_factors(z_0, base, table), bias
 
     def predict(self, z: Tensor, t: Tensor, context: Tensor | None = None, previous: Tensor | None = None) -> Tensor:
         """`Ê(z_t, t, c)`, the estimate of the clean embeddings.
 
         Args:
             z: latents of one block per text, `(texts, block_length, dim)`; the block is the text itself unless `block_size` is set.
-            previous: token ids of the blocks before it, `(texts, positions)`. With several blocks of each text in `z`, one after the
+            previous: what `encode_previous` gave for the tokens before the block. With several blocks of each text in `z`, one after the
                 other, they are the last ones up to the first that is not in `previous`.
         """
         if self.config.prediction_type == "embedding":
-            previous = self._with_embeddings(previous, self.embedding_table())
-            return self.prediction(self.predictor(z, t, context, previous=previous), z, t)
+            return self.prediction(self.predictor(z, t, context, None, *self._given(previous)), z, t)
         logits = self.predict_logits(z, t, context, previous)
         with self._full_precision(z):
             return self.prediction(logits, self.embedding_table())
 
     def predict_logits(
+        self, z: Tensor, t: Tensor, context: Tensor | None = None, previous: Tensor | None = None
+    ) -> Tensor:
+        """Logits of the clean tokens given `z_t`, whose mean embedding is Ê, for `prediction_type="categorical"`."""
+        hidden, weight, bias = self.prediction_factors(z, t, context, previous)
+        with self._full_precision(z):
+            return hidden @ weight.T + bias
+
+    def prediction_factors(
         self,
         z: Tensor,
         t: Tensor,
         context: Tensor | None = None,
         previous: Tensor | None = None,
         predictor_only: bool = False,
-    ) -> Tensor:
-        """Logits of the clean tokens given `z_t`, whose mean embedding is Ê, for `prediction_type="categorical"`.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`(hidden, weight, bias)` of `predict_logits`: what the predictor's output layer gets beside what z says of each token alone.
 
         With `predictor_only` no gradient goes to the embeddings and the forward process.
         """
@@ -177,15 +193,39 @@ class TextDiffusionModel(PreTrainedModel):
             table, base = self.embedding_table(), self.forward_process.linear_base(t, context)
         # Near t = 0 logits are small differences of large numbers, and the weight of the bound sees the rounding of Ê.
         with self._full_precision(z):
-            logits = self.prediction.posterior_logits(z, t, base, table, self.token_bias.to(z.dtype))
-            posterior = torch.softmax(logits.detach(), -1) if self.config.posterior_features else None
-        return logits + self.predictor(z, t, context, posterior, self._with_embeddings(previous, table))
+            evidence, evidence_weight = self.prediction.evidence_factors(z, t, base, table)
+        features = self._posterior_features(evidence, evidence_weight) if self.config.posterior_features else None
+        estimate = self.prediction.linear_estimate(z, base)
+        states = self.predictor.states(estimate, t, context, features, *self._given(previous)).to(z.dtype)
+        output = self.predictor.output
+        weight = torch.cat([output.weight.to(z.dtype), evidence_weight], dim=-1)
+        return torch.cat([states, evidence], dim=-1), weight, output.bias.to(z.dtype) + self.token_bias.to(z.dtype)
 
-    @staticmethod
-    def _with_embeddings(previous: Tensor | None, table: Tensor) -> tuple[Tensor, Tensor] | None:
-        if previous is None or previous.shape[1] == 0:
+    def _posterior_features(self, evidence: Tensor, evidence_weight: Tensor) -> Tensor:
+        """The predictor's matrix times `p(x_i | z_i)`."""
+        matrix, bias = self.predictor.posterior, self.token_bias.to(evidence.dtype)
+        dtype = matrix.weight.dtype
+        # Where z is only noise, at t = 1, the posterior is the prior, once for all. An accelerator would have to wait for the count.
+        rows = evidence.flatten(1).any(1).nonzero()[:, 0] if evidence.device.type == "cpu" else slice(None)
+        with torch.no_grad(), self._full_precision(evidence):
+            prior = torch.softmax(bias, -1)
+            posterior = torch.softmax(evidence[rows] @ evidence_weight.T + bias, -1)
+        features = matrix(posterior.to(dtype))
+        if len(features) == len(evidence):
+            return features
+        return matrix(prior.to(dtype)).expand(*evidence.shape[:-1], -1).index_put((rows,), features)
+
+    def _given(self, previous: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The argument that only the predictor of texts in several blocks has."""
+        return () if self.config.num_blocks == 1 else (previous,)
+
+    def encode_previous(self, input_ids: Tensor, predictor_only: bool = False) -> Tensor | None:
+        """What the predictor needs of the clean tokens before a block, `(texts, positions)`; `None` if there are none."""
+        if self.config.num_blocks == 1 or input_ids.shape[1] == 0:
             return None
-        return previous, nn.functional.embedding(previous, table)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not predictor_only):
+            embeddings = self.embed(input_ids)
+        return self.predictor.encode(input_ids, embeddings)
 
     def split(self, texts: Tensor) -> Tensor:
         """`(texts, max_length, ...)` as blocks `(texts * num_blocks, block_length, ...)`."""
@@ -199,9 +239,9 @@ class TextDiffusionModel(PreTrainedModel):
         """The sum over the blocks of each text."""
         return values.view(-1, self.config.num_blocks).sum(-1)
 
-    def previous_blocks(self, input_ids: Tensor) -> Tensor:
-        """The token ids that some block of the text is given."""
-        return input_ids[:, : -self.config.block_length]
+    def encode_all_previous(self, input_ids: Tensor, predictor_only: bool = False) -> Tensor | None:
+        """`encode_previous` of all that some block of the text is given: everything but the last block."""
+        return self.encode_previous(input_ids[:, : -self.config.block_length], predictor_only)
 
     @staticmethod
     def _full_precision(z: Tensor) -> torch.autocast:
@@ -236,6 +276,7 @@ class TextDiffusionModel(PreTrainedModel):
         generator: torch.Generator | None = None,
         context_weight: float = 1.0,
         cross_entropy: bool = False,
+        terminal_share: float = 0.0,
         return_dict: bool = True,
     ) -> TextDiffusionOutput | tuple:
         """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per example, or per block.
@@ -247,6 +288,8 @@ class TextDiffusionModel(PreTrainedModel):
             context_weight: weight of the context's divergence in `loss` (KL warm-up); `bound` always has it whole.
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times, which trains the predictor
                 alone. It has the same optimum and, without the bound's weights, far less noise; steps of the two are mixed in training.
+            terminal_share: share of the random times of `cross_entropy` that are put at 1, where only the blocks before tell anything of a block.
+                That has the most to teach, and what is learned there serves at all times.
         """
         self.check_inputs(input_ids, t)
         if cross_entropy and self.config.prediction_type != "categorical":
@@ -256,7 +299,13 @@ class TextDiffusionModel(PreTrainedModel):
         if draws is None:
             draws = self.draw(len(input_ids), generator, input_ids.device)
         if t is None:
-            times, time_weight = self.time_sampler(self._block_uniforms(draws.uniforms))
+            uniforms = self._block_uniforms(draws.uniforms)
+            if cross_entropy and terminal_share:
+                terminal = uniforms < terminal_share
+                times, _ = self.time_sampler(((uniforms - terminal_share) / (1 - terminal_share)).clamp_min(0))
+                times = times.masked_fill(terminal, 1)
+            else:
+                times, time_weight = self.time_sampler(uniforms)
         else:
             times = self.per_block(t.to(self.latent_dtype))
             time_weight = torch.ones_like(times)
@@ -274,7 +323,7 @@ class TextDiffusionModel(PreTrainedModel):
         moving_marginal = process.moving_marginal_at(times, block_context)
         path = moving_marginal(clean)
         z = path.sample(self.split(draws.noise))
-        prediction = self.predict(z, times, block_context, self.previous_blocks(input_ids))
+        prediction = self.predict(z, times, block_context, self.encode_all_previous(input_ids))
         diffusion = objective.diffusion(process, moving_marginal, path, clean, prediction, z, times, block_context)
         rescaled = objective.rescaled_diffusion(clean, prediction)
 
@@ -329,10 +378,16 @@ class TextDiffusionModel(PreTrainedModel):
             context = self.per_block(context)
             path = self.forward_process.marginal(self.split(embeddings), times, context)
             z = path.sample(self.split(draws.noise))
-        logits = self.predict_logits(z, times, context, self.previous_blocks(input_ids), predictor_only=True)
-        cross_entropy = self.per_text(objective.cross_entropy(logits, self.split(input_ids)))
+        previous = self.encode_all_previous(input_ids, predictor_only=True)
+        factors = self.prediction_factors(z, times, context, previous, predictor_only=True)
+        with self._full_precision(z):
+            cross_entropy, _ = objective.reconstruction(*factors, self.split(input_ids))
+        cross_entropy = self.per_text(cross_entropy)
         output = TextDiffusionOutput(
-            loss=cross_entropy.mean(), cross_entropy=cross_entropy, t=self._per_text_and_block(times)
+            # A sum divided, not a mean: see `forward`.
+            loss=cross_entropy.sum() / len(cross_entropy),
+            cross_entropy=cross_entropy,
+            t=self._per_text_and_block(times),
         )
         return output if return_dict else output.to_tuple()
 
@@ -404,6 +459,10 @@ class NFDMModel(TextDiffusionModel):
         else:
             volatility = LearnedVolatility(config.volatility_hidden_size, config.volatility_floor)
         return NFDMProcess(network, volatility, config.delta)
+
+    def _deviations(self) -> tuple[nn.Module, ...]:
+        process = self.forward_process
+        return process.network.output, process.volatility.mlp[-1]
 
 
 class MuLANModel(TextDiffusionModel):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,10 +13,12 @@ def select_tokens(
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float = 0.0,
     generators: list[torch.Generator] | None = None,
 ) -> Tensor:
     """Token ids `(batch, seq)`. `temperature=0` is the argmax; otherwise one draw per position from `softmax(logits / temperature)`
-    restricted to the `top_k` most probable tokens and to the smallest set of them with probability `top_p`."""
+    restricted to the `top_k` most probable tokens, to the smallest set of them with probability `top_p`, and to those with at least
+    `min_p` times the probability of the most probable one."""
     if temperature == 0:
         return logits.argmax(-1)
     logits = logits.float()
@@ -23,6 +27,8 @@ def select_tokens(
         logits, order = logits.sort(-1, descending=True)
     # With the largest at zero a small temperature cannot overflow.
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature
+    if min_p:
+        logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)
     if top_k is not None:
         logits[..., top_k:] = -torch.inf
     probabilities = torch.softmax(logits, -1)

@@ -57,6 +57,7 @@ class _Batch:
     callback_inputs: Sequence[str]
     bar: tqdm
     tokens: Tensor | None = None
+    previous: Tensor | None = None
     trajectory: list[Tensor] = field(default_factory=list)
     times: list[Tensor] = field(default_factory=list)
     calls: int = 0
@@ -182,6 +183,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 z = given[:, block * length : (block + 1) * length].to(**options)
             # A fresh start for every block and batch: schedulers carry state from step to step.
             self._set_timesteps(num_steps, timesteps)
+            batch.previous = model.encode_previous(batch.tokens)
             z = self._generate_block(batch, z, context)
             chosen = select_tokens(model.decode(z, context), generators=batch.generators, **batch.choice)
             batch.tokens = torch.cat([batch.tokens, chosen], dim=1)
@@ -221,9 +223,10 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         """Ê: the mean of the predicted embeddings or, for a scheduler that wants it, tokens drawn from the prediction."""
         model, scheduler = self.model, self.scheduler
         if scheduler.samples_tokens:
-            logits = model.predict_logits(z, t, context, batch.tokens)
-            return model.embed(select_tokens(logits, scheduler.config.temperature, generators=batch.generators))
-        prediction = model.predict(z, t, context, batch.tokens)
+            logits = model.predict_logits(z, t, context, batch.previous)
+            options = {"temperature": scheduler.config.temperature, "min_p": scheduler.config.min_p}
+            return model.embed(select_tokens(logits, generators=batch.generators, **options))
+        prediction = model.predict(z, t, context, batch.previous)
         if batch.clamp_predictions:
             prediction = model.embed(self._nearest_tokens(prediction))
         return prediction

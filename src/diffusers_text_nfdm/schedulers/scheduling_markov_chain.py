@@ -30,6 +30,8 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         time_grid: `"uniform"` or `"learned"`.
         prediction: `"mean"`, or `"tokens"`, for a model with categorical prediction.
         temperature: of the distribution that tokens are drawn from.
+        min_p: tokens with less than this share of the probability of the most probable one are not drawn. It cuts off what the model has not
+            quite unlearned and leaves the odds of the rest as they are, which a lower temperature does not.
     """
 
     # A config may still hold the `start_time` of the scheduler that this one was exchanged for.
@@ -42,6 +44,7 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         time_grid: str = "uniform",
         prediction: str = "mean",
         temperature: float = 1.0,
+        min_p: float = 0.0,
     ):
         self._check_config()
         if noise_fraction != "snr" and not (
@@ -54,6 +57,8 @@ class MarkovChainScheduler(TextDiffusionScheduler):
             raise ValueError(f"`prediction` is {prediction!r}; it must be 'mean' or 'tokens'.")
         if not isinstance(temperature, (int, float)) or isinstance(temperature, bool) or not temperature >= 0:
             raise ValueError(f"`temperature` is {temperature!r}; it must be a number of at least 0.")
+        if not isinstance(min_p, (int, float)) or isinstance(min_p, bool) or not 0 <= min_p < 1:
+            raise ValueError(f"`min_p` is {min_p!r}; it must be a number in [0, 1).")
 
     @property
     def samples_tokens(self) -> bool:

@@ -43,7 +43,7 @@ FREE_ON_RESUME = (
     "hub_model_id",
     "hub_private",
     "stop_after_steps",
-    "compile_predictor",
+    "compile",
     "gradient_checkpointing",
     "dataloader_workers",
     "save_plots",
@@ -99,6 +99,9 @@ class TrainingArguments:
         False, "optimisation", "Muon for the matrices of the transformer trunks, Adam for the rest"
     )
     muon_learning_rate: float = setting(2e-3, "optimisation", "of Muon")
+    forward_learning_rate: float | None = setting(
+        None, "optimisation", "of Adam for the forward process, then without Muon; by default that of everything else"
+    )
     time_sampler_learning_rate: float = setting(0.01, "optimisation", "of Adam for the learned time buckets")
     muon_momentum: float = setting(0.95, "optimisation", "of Muon")
     warmup_steps: int = setting(
@@ -114,6 +117,11 @@ class TrainingArguments:
         "optimisation",
         "steps on the predictor's cross-entropy before each step on the bound, for categorical prediction",
     )
+    terminal_share: float = setting(
+        0.0,
+        "optimisation",
+        "share of the blocks that these steps see at t = 1, where only the blocks before tell of them; the rest have learned times",
+    )
     context_warmup_steps: int = setting(
         0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1"
     )
@@ -123,7 +131,9 @@ class TrainingArguments:
     gradient_checkpointing: bool = setting(
         False, "optimisation", "recompute the predictor's activations to save memory"
     )
-    compile_predictor: bool = setting(False, "optimisation", "torch.compile the predictor")
+    compile: bool = setting(
+        False, "optimisation", "torch.compile the blocks of predictor and forward network, where there is a compiler"
+    )
     seed: int = setting(0, "optimisation", "seed of everything random")
 
     output_dir: str | None = setting(None, "run", "folder of the run; by default a fresh one under runs/")
@@ -170,6 +180,8 @@ class TrainingArguments:
             "max_steps batch_size gradient_accumulation_steps learning_rate muon_learning_rate time_sampler_learning_rate max_grad_norm checkpoint_every "
             "log_every evaluate_every evaluation_texts evaluation_draws evaluation_batch_size sampling_steps max_length final_samples"
         ).split()
+        if self.forward_learning_rate is not None:
+            positive.append("forward_learning_rate")
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be above 0.")
@@ -184,7 +196,7 @@ class TrainingArguments:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be at least 0.")
-        for name in ("ema_decay", "adam_beta2", "muon_momentum"):
+        for name in ("ema_decay", "adam_beta2", "muon_momentum", "terminal_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in [0, 1).")
         if self.model_type == AutoregressiveConfig.model_type:
@@ -194,6 +206,11 @@ class TrainingArguments:
             raise ValueError(
                 f"`cross_entropy_steps` is {self.cross_entropy_steps} with `prediction_type` {prediction_type!r}; only 'categorical' has "
                 "logits to take it of."
+            )
+        if self.terminal_share and not (self.cross_entropy_steps and self.model_config.get("block_size")):
+            raise ValueError(
+                f"`terminal_share` is {self.terminal_share}; it needs `cross_entropy_steps` above 0 and a model with `block_size`: without blocks "
+                "before, nothing is known at t = 1."
             )
         if self.streaming and self.cooccurrence_embeddings:
             raise ValueError(
@@ -213,7 +230,13 @@ class TrainingArguments:
                 )
 
     def _check_autoregressive(self) -> None:
-        for name in ("cross_entropy_steps", "context_warmup_steps", "scheduler_config"):
+        for name in (
+            "cross_entropy_steps",
+            "terminal_share",
+            "forward_learning_rate",
+            "context_warmup_steps",
+            "scheduler_config",
+        ):
             if getattr(self, name):
                 raise ValueError(
                     f"`{name}` is {getattr(self, name)!r}, but it is for diffusion models; with `model_type` 'autoregressive' leave it out."

@@ -15,6 +15,7 @@ from .muon import Muon
 # The matrices inside these modules are those of the transformer trunks.
 TRUNKS = (
     "predictor.encoder.",
+    "predictor.decoder.",
     "predictor.h.",
     "forward_process.network.blocks.",
     "context_encoder.transformer.blocks.",
@@ -37,13 +38,23 @@ def time_sampler_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def build_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torch.optim.Optimizer]:
     """Adam for everything, or Muon for the trunks' matrices and Adam for the rest. No weight decay."""
+    # Logarithms of loss terms, of order one to ten, which Adam moves by its learning rate a step.
+    apart = {"time_sampler.": arguments.time_sampler_learning_rate}
+    if arguments.forward_learning_rate is not None:
+        apart["forward_process."] = arguments.forward_learning_rate
     matrices = trunk_matrices(model) if arguments.use_muon else {}
-    sampler = time_sampler_parameters(model)
-    rest = [parameter for name, parameter in model.named_parameters() if name not in matrices.keys() | sampler.keys()]
-    groups = [{"params": rest}]
-    if sampler:
-        # Logarithms of loss terms, of order one to ten, which Adam moves by its learning rate a step.
-        groups.append({"params": list(sampler.values()), "lr": arguments.time_sampler_learning_rate})
+    matrices = {name: matrix for name, matrix in matrices.items() if not name.startswith(tuple(apart))}
+    groups = [
+        {
+            "params": [
+                p for name, p in model.named_parameters() if name not in matrices and not name.startswith(tuple(apart))
+            ]
+        }
+    ]
+    for prefix, learning_rate in apart.items():
+        parameters = [p for name, p in model.named_parameters() if name.startswith(prefix)]
+        if parameters:
+            groups.append({"params": parameters, "lr": learning_rate})
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.Adam(groups, lr=arguments.learning_rate, betas=(0.9, arguments.adam_beta2), foreach=True)
     ]

@@ -89,10 +89,11 @@ def describe_samples(trainer: Trainer, texts: list[str], sequences: Tensor) -> d
     if not trainer.arguments.streaming:
         described["copied_from_training"] = trainer.data.count_copies(sequences)
     if trainer.arguments.dataset == "stories":
-        from ..stories import StoryGrammar
+        from ..metrics import story_language
 
-        grammar = StoryGrammar()
-        described["grammatical"] = sum(grammar.explain(text) is None for text in texts)
+        scores = story_language(texts)
+        described["grammatical"] = round(scores["validity"] * len(texts))
+        described["tested_choices"], described["coverage"] = scores["tested_choices"], scores["coverage"]
     return described
 
 
@@ -112,16 +113,22 @@ def render(summary: dict, texts: list[str]) -> str:
         f"{likelihood['nats_per_token']['value']:.3f} per token, {likelihood['bits_per_character']['value']:.3f} bits per character.",
     ]
     if "entropy" in summary:
+        error = f" ± {story['monte_carlo_error'] / summary['entropy']:.3f}" if story["monte_carlo_error"] else ""
         lines.append(
             f"The truth beneath it: {summary['entropy']:.2f} nats per story; the {summary['quantity']} is "
-            f"{story['value'] / summary['entropy']:.3f} times that."
+            f"{story['value'] / summary['entropy']:.3f}{error} times that."
         )
     said = f"Samples: {samples['distinct']} of {samples['number']} distinct"
     if "copied_from_training" in samples:
         said += f", {samples['copied_from_training']} copied from the training texts"
     if "grammatical" in samples:
         said += f", {samples['grammatical'] / samples['number']:.1%} stories of the language"
-    lines += [said + ".", "", *(f"  {text}\n" for text in texts[:5]), f"Pipeline: {summary['pipeline']}"]
+    lines.append(said + ".")
+    if samples.get("tested_choices"):
+        lines.append(
+            f"Of the grammar's {samples['tested_choices']} choices they make {samples['coverage']:.1%} as often as it does, by a test at 1%."
+        )
+    lines += ["", *(f"  {text}\n" for text in texts[:5]), f"Pipeline: {summary['pipeline']}"]
     return "\n".join(lines)
 
 

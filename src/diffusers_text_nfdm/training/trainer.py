@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..likelihood import LikelihoodEstimate
+from ..models.compilation import compile_blocks
 from ..pipelines import NFDMTextPipelineOutput
 from .arguments import TrainingArguments
 from .batches import Partition, training_batches
@@ -143,8 +144,8 @@ class Trainer:
         model = build_model(arguments, self.data)
         # The averaged weights are evaluated and released in a model of their own, whole even where training shards them.
         self.released: PreTrainedModel = copy.deepcopy(model).requires_grad_(False).eval().to(accelerator.device)
-        if arguments.compile_predictor:
-            model.predictor.compile()
+        if arguments.compile:
+            compile_blocks(model)
         optimizers = build_optimizers(model, arguments)
         self.wrapped, *self.optimizers = accelerator.prepare(model, *optimizers)
         self.model: PreTrainedModel = accelerator.unwrap_model(self.wrapped)

@@ -1,0 +1,59 @@
+"""Compiled block by block, a model computes the same; without a compiler it stays as it is and says so."""
+
+import importlib.util
+
+import pytest
+import torch
+from tiny import make_ids, make_model, relative_error, seeded
+
+from diffusers_text_nfdm.models.compilation import REPEATED, compile_blocks, missing_compiler
+
+
+def compiled_blocks(model):
+    return [module for module in model.modules() if module._compiled_call_impl is not None]
+
+
+def test_without_a_compiler_the_model_stays_as_it_is_with_a_warning(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    model = make_model("nfdm")
+    with pytest.warns(UserWarning, match="there is no C\\+\\+ compiler \\(`no-such-compiler`"):
+        assert not compile_blocks(model)
+    assert not compiled_blocks(model)
+
+
+def test_an_accelerator_needs_triton(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert missing_compiler(torch.device("cuda")) == "package `triton`"
+
+
+def test_all_blocks_of_predictor_and_forward_network_are_compiled_and_the_weights_keep_their_names(monkeypatch):
+    monkeypatch.setenv("CXX", "true")  # Found, and not called before the first call of a block.
+    model = make_model("nfdm")
+    names = list(model.state_dict())
+    assert compile_blocks(model)
+    assert compiled_blocks(model) == [*model.forward_process.network.blocks, *model.predictor.encoder.layer]
+    assert all(isinstance(block, REPEATED) for block in compiled_blocks(model))
+    assert list(model.state_dict()) == names
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="there is no C++ compiler")
+@pytest.mark.parametrize(
+    "name, dtype, tolerance", [("nfdm", torch.float64, 1e-12), ("nfdm-additive", torch.float32, 1e-5)], ids=str
+)
+def test_compiled_values_and_gradients_are_the_same_to_rounding(name, dtype, tolerance):
+    torch.compiler.reset()  # PyTorch compiles a function for a limited number of cases, and then no more.
+    plain, compiled = (make_model(name, dtype).train() for _ in range(2))
+    assert compile_blocks(compiled)
+    compiled.gradient_checkpointing_enable()
+    for batch_size in (6, 3):  # The second with shapes that were not compiled for.
+        ids, draws = make_ids(batch_size), plain.draw(batch_size, seeded(0))
+        losses = [model(ids, draws=draws).loss for model in (plain, compiled)]
+        torch.testing.assert_close(losses[1], losses[0], rtol=tolerance, atol=0)
+        for model, loss in zip((plain, compiled), losses):
+            model.zero_grad()
+            loss.backward()
+        for (parameter_name, parameter), reference in zip(compiled.named_parameters(), plain.parameters()):
+            # A constant in all keys changes no attention: the gradient of its bias is zero, and rounding is all there is to see.
+            if not parameter_name.endswith(("key.bias", "query_key_value.bias")):
+                assert relative_error(parameter.grad, reference.grad) < tolerance, parameter_name
