@@ -121,11 +121,24 @@ def test_drawn_tokens_have_their_distribution_after_any_number_of_steps(steps, n
 
 @pytest.mark.parametrize(
     "options, message",
-    [({"prediction": "both"}, "`prediction` is 'both'"), ({"temperature": -1.0}, "`temperature` is -1.0")],
+    [
+        ({"prediction": "both"}, "`prediction` is 'both'"),
+        ({"temperature": -1.0}, "`temperature` is -1.0"),
+        ({"min_p": 1.0}, "`min_p` is 1.0"),
+    ],
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         MarkovChainScheduler(**options)
+
+
+def test_with_the_largest_min_p_tokens_are_the_most_probable_ones():
+    pipe = block_pipeline(scheduler="tokens")
+    drawn = []
+    for options in ({"temperature": 0.0}, {"min_p": 0.999999}, {}):
+        pipe.scheduler = MarkovChainScheduler(prediction="tokens", **options)
+        drawn.append(pipe(num_samples=3, num_inference_steps=LENGTH // BLOCK, generator=seeded(3)).sequences)
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
 def test_tokens_need_a_distribution_and_no_clamping():

@@ -42,11 +42,15 @@ def test_tokens_are_drawn_from_the_softmax_at_the_temperature(temperature):
         ({"top_p": 1.0}, [0, 1, 3, 4, 5]),
         ({"top_p": 0.01}, [1]),
         ({"top_k": 3, "top_p": 0.5}, [1, 4]),
+        # The most probable has 0.4.
+        ({"min_p": 0.74}, [1, 4]),
+        ({"min_p": 0.76}, [1]),
+        ({"min_p": 1e-9}, [0, 1, 3, 4, 5]),
         # 0.3 / 0.85 and 0.4 / 0.85 of what top-k left reach 0.82.
         ({"top_k": 3, "top_p": 0.83}, [1, 3, 4]),
     ],
 )
-def test_top_k_and_top_p_keep_the_most_probable_tokens_in_proportion(options, kept):
+def test_top_k_top_p_and_min_p_keep_the_most_probable_tokens_in_proportion(options, kept):
     expected = torch.zeros_like(PROBABILITIES)
     expected[kept] = PROBABILITIES[kept]
     assert_distributed(draws(PROBABILITIES.log(), temperature=1.0, **options), expected / expected.sum())
