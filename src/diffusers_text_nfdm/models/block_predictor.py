@@ -98,16 +98,9 @@ class BlockPredictor(nn.Module):
             x = layer(x, None, bias)
         return self.encoder_norm(x)
 
-    def forward(
-        self,
-        z: Tensor,
-        t: Tensor,
-        context: Tensor | None = None,
-        features: Tensor | None = None,
-        previous: Tensor | None = None,
-    ) -> Tensor:
-        """The output for noisy blocks `z` at times `t`."""
-        return self.output(self.states(z, t, context, features, previous)).to(z.dtype)
+    def forward(self, z: Tensor, *inputs: Tensor | None) -> Tensor:
+        """The output for the arguments of `states`."""
+        return self.output(self.states(z, *inputs)).to(z.dtype)
 
     def states(
         self,

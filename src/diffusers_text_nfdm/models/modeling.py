@@ -93,7 +93,7 @@ class TextDiffusionModel(PreTrainedModel):
             # The posterior inside the logits is exact at the start.
             init.zeros_(module.weight)
             init.zeros_(module.bias)
-        elif module is getattr(self.predictor, "posterior", None):
+        elif module is self.predictor.posterior:
             init.normal_(module.weight, std=POSTERIOR_STD)
         elif isinstance(module, BucketTimeSampler):
             init.zeros_(module.log_terms)

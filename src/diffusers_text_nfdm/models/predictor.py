@@ -60,9 +60,9 @@ class Predictor(nn.Module):
         else:
             self.output = tanh_mlp(config.hidden_size, config.hidden_size, config.embedding_dim)
 
-    def forward(self, z: Tensor, t: Tensor, context: Tensor | None = None, features: Tensor | None = None) -> Tensor:
-        """The output at times `t`."""
-        return self.output(self.states(z, t, context, features)).to(z.dtype)
+    def forward(self, z: Tensor, *inputs: Tensor | None) -> Tensor:
+        """The output for the arguments of `states`."""
+        return self.output(self.states(z, *inputs)).to(z.dtype)
 
     def states(self, z: Tensor, t: Tensor, context: Tensor | None = None, features: Tensor | None = None) -> Tensor:
         """What the output layer gets; `features` are those of the posterior, `(batch, seq, hidden_size)`, if configured."""
