@@ -29,6 +29,7 @@ LIKELIHOOD = {
     "Diffusion-LM": PublishedValue(3.88, f"{DIFFUSION_LM}, quoted by the paper", "nats per token"),
     "Autoregressive": PublishedValue(3.05, f"{DIFFUSION_LM}, quoted by the paper", "nats per token"),
 }
+OTHER_PAPER_MODELS = ("NFDM-Additive", "MuLAN", "MuLAN-Rescaled")
 LIKELIHOOD_NOTE = (
     "The published column is on ROCStories with models of 90 to 100 million parameters. Only the two figures in nats per token have the unit of a "
     "column here; the paper's 3.12 is neither a bound nor in bits per character, so it is no target. "
@@ -45,4 +46,4 @@ def published_likelihood(model: str) -> str:
     """The published figure of a row, or that it is not known. Rows that the paper does not have, have none."""
     if model in LIKELIHOOD:
         return str(LIKELIHOOD[model])
-    return "-" if "," in model else UNKNOWN
+    return UNKNOWN if model in OTHER_PAPER_MODELS else "-"
