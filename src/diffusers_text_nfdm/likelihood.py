@@ -55,7 +55,7 @@ class LikelihoodEstimate:
         bits_per_token: the same in bits.
         bits_per_character: total bits over total characters of the raw text.
         terms: the split of `nats_per_story`.
-        num_function_evaluations: predictor calls, one for each text and draw, and the pilot's.
+        num_function_evaluations: predictor calls, one for each text and draw (two with self-conditioning), and the pilot's.
         protocol: how to repeat the estimate.
     """
 
@@ -142,6 +142,7 @@ def estimate_likelihood(
         "dtype": str(model.dtype),
         "version": __version__,
     }
+    evaluations *= 2 if model.config.self_conditioning else 1
     return _in_units(dict(zip(TERMS, halves)), input_ids.shape[1], tokens, chars, evaluations, protocol)
 
 

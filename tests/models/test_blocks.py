@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from tiny import MODELS, VOCAB, make_config, make_model, relative_error, seeded
+from tiny import MODELS, VOCAB, make_config, make_inputs, make_model, relative_error, seeded
+
+from diffusers_text_nfdm import estimate_likelihood
 
 
 LENGTH, BLOCK, TEXTS = 6, 2, 3
@@ -130,15 +132,40 @@ def test_block_size_must_divide_the_length(block_size):
         make_config("nfdm", max_length=LENGTH, block_size=block_size)
 
 
-def test_terminal_share_puts_that_share_of_the_cross_entropy_times_at_one():
-    model, ids = block_model("nfdm", "categorical"), texts().repeat(100, 1)
-    times = model(ids, generator=seeded(7), cross_entropy=True, terminal_share=0.25).t
-    assert times.shape == (len(ids), LENGTH // BLOCK)
-    assert (times == 1).double().mean() == pytest.approx(0.25, abs=0.01)
-    assert times[times < 1].min() < 0.1
-    # The bound is estimated at all times, whatever is asked of the cross-entropy.
-    plain, same = (model(ids, generator=seeded(8), terminal_share=share).bound for share in (0.0, 0.25))
+@pytest.mark.parametrize("block_size", [None, BLOCK])
+def test_hidden_share_is_the_share_of_the_positions_that_the_cross_entropy_hides(block_size):
+    model, ids = block_model("mulan", "categorical", block_size=block_size), texts().repeat(100, 1)
+    factors, seen = model.prediction_factors, []
+    model.prediction_factors = lambda *inputs, **options: seen.append(inputs[5]) or factors(*inputs, **options)
+    for share in (0.0, 0.25, 1.0):
+        model(ids, generator=seeded(7), cross_entropy=True, hidden_share=share)
+    none, some, everything = seen
+    assert none is None and everything.all()
+    assert some.shape == (len(ids) * model.config.num_blocks, model.config.block_length)
+    assert some.double().mean().item() == pytest.approx(0.25, abs=0.03)
+    # The bound is estimated with everything there is, whatever is asked of the cross-entropy.
+    model.prediction_factors = factors
+    plain, same = (model(ids, generator=seeded(8), hidden_share=share).bound for share in (0.0, 0.25))
     assert torch.equal(plain, same)
+
+
+@pytest.mark.parametrize("self_conditioning", [False, True])
+@pytest.mark.parametrize("block_size", [None, BLOCK])
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_is_seen_of_a_hidden_position(name, block_size, self_conditioning):
+    model = block_model(name, "categorical", block_size=block_size, self_conditioning=self_conditioning)
+    count, length = TEXTS * model.config.num_blocks, model.config.block_length
+    z = torch.randn(count, length, model.config.embedding_dim, dtype=torch.float64)
+    t, context = torch.full((count,), 0.3, dtype=torch.float64), make_inputs(name, count)[1]
+    hidden = torch.zeros(count, length, dtype=torch.bool)
+    hidden[:, 1] = True
+    moved = z.clone()
+    moved[:, 1] += 1
+    previous = model.encode_all_previous(texts())
+    before, after = (model.predict_logits(latents, t, context, previous, None, hidden) for latents in (z, moved))
+    assert torch.equal(before, after)
+    shown = model.predict_logits(z, t, context, previous)
+    assert not torch.isclose(before, shown, rtol=1e-3).all(-1).any(0)[1]
 
 
 def test_where_latents_are_only_noise_the_posterior_is_the_prior():
@@ -158,3 +185,39 @@ def test_of_categorical_models_the_forward_process_starts_as_the_one_whose_poste
     marginal, (alpha, sigma) = model.forward_process.marginal(embeddings, t), model.forward_process.linear_base(t)
     assert torch.equal(marginal.mean, alpha * embeddings)
     assert torch.equal(marginal.std, sigma.expand_as(embeddings))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_of_its_own_latent_a_token_knows_its_posterior_alone(name):
+    """`p(x_i | z) ∝ p(z_i | x_i) p(x_i | z_j for j ≠ i)`: in the predictor's share of the logits z_i is seen by the others only."""
+    model, ids = block_model(name, "categorical"), texts()
+    z, t, context = noisy_blocks(model)
+    moved = z.clone()
+    moved[:, 0] += 1
+    size = model.config.hidden_size
+    before, after = (
+        model.prediction_factors(latents, t, context, model.encode_all_previous(ids))[0] for latents in (z, moved)
+    )
+    assert torch.equal(before[:, 0, :size], after[:, 0, :size])
+    assert not torch.isclose(before[:, 1, :size], after[:, 1, :size]).all(-1).any()
+
+
+def test_the_bound_of_blocks_of_one_token_is_the_cross_entropy_of_the_tokens():
+    """With the exact posterior inside, nothing is lost, whatever the predictor says (up to what z_0 and z_1 tell, 1e-4 nats here)."""
+    # Without noise to see, and with tokens far apart at t = 0.
+    model = block_model(
+        "nfdm", "categorical", block_size=1, embedding_dim=8, embedding_sphere=True, delta=0.01, volatility="markovian"
+    )
+    with torch.no_grad():
+        for layer in (
+            model.forward_process.network.output,
+            model.forward_process.volatility.mlp[-1],
+            model.prediction.gate,
+        ):
+            layer.weight.zero_()
+            layer.bias.zero_()
+    ids = texts()
+    exact = model(ids, t=torch.ones(TEXTS), cross_entropy=True).cross_entropy.mean().item()
+    bound = estimate_likelihood(model, ids, num_draws=4000, batch_size=TEXTS).nats_per_story
+    assert bound.monte_carlo_error < 0.01 * exact
+    assert bound.value == pytest.approx(exact, abs=4 * bound.monte_carlo_error)

@@ -125,6 +125,10 @@ def test_cooccurrences_work_with_more_dimensions_than_words():
         ({"posterior_features": True}, "`posterior_features` is True with `prediction_type` 'embedding'"),
         ({"neighbor_mixing": -1}, "`neighbor_mixing` is -1"),
         ({"neighbor_mixing": True}, "`neighbor_mixing` is True"),
+        (
+            {"self_conditioning": True, "block_size": 1, "prediction_type": "categorical"},
+            "`self_conditioning` is True",
+        ),
     ],
 )
 def test_options_that_cannot_work_are_refused(options, message):

@@ -54,6 +54,8 @@ class TextDiffusionConfig(PreTrainedConfig):
         posterior_features: the predictor also sees that posterior of each token given its own latent, for `"categorical"`.
         neighbor_mixing: every position of the predictor's input also sees this many neighbours on each side (a convolution), which spares
             attention from learning to look there; 0 for none, as in the paper.
+        self_conditioning: the predictor also sees an Ê made before (Chen et al. 2022): in sampling that of the step before, elsewhere its own for
+            the same z, from a first call without one, so that Ê is a function of z and the bound a bound.
         relative_position_bias: attention scores of the predictor get a learned bias for each distance between positions.
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
@@ -84,6 +86,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     prediction_type: str = "embedding"
     posterior_features: bool = False
     neighbor_mixing: int = 0
+    self_conditioning: bool = False
     relative_position_bias: bool = False
     stabilized_prediction: bool = True
     decoder: str = "linear"
@@ -134,6 +137,11 @@ class TextDiffusionConfig(PreTrainedConfig):
         if self.posterior_features and self.prediction_type != "categorical":
             raise ValueError(
                 f"`posterior_features` is True with `prediction_type` {self.prediction_type!r}; it needs 'categorical'."
+            )
+        if self.self_conditioning and self.prediction_type == "categorical" and self.block_size == 1:
+            raise ValueError(
+                "`self_conditioning` is True with `block_size` 1 and `prediction_type` 'categorical', where the predictor sees no latent and "
+                "would say the same twice."
             )
         _one_of("decoder", self.decoder, DECODERS)
         _one_of("objective", self.objective, OBJECTIVES)

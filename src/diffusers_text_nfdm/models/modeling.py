@@ -27,12 +27,8 @@ from .configuration import DiffusionLMConfig, MuLANConfig, NFDMConfig, TextDiffu
 from .context_encoder import ContextEncoder
 from .outputs import Draws, TextDiffusionOutput
 from .prediction import CategoricalPrediction, EmbeddingPrediction, gaussian_factors
-from .predictor import Predictor
+from .predictor import Predictor, TokenLayer
 from .transformer import Modulation, Transformer
-
-
-# Rows of the matrix that reads posteriors stand for tokens, and attention must tell them apart from the first step on.
-POSTERIOR_STD = 1.0
 
 
 class TextDiffusionModel(PreTrainedModel):
@@ -93,8 +89,9 @@ class TextDiffusionModel(PreTrainedModel):
             # The posterior inside the logits is exact at the start.
             init.zeros_(module.weight)
             init.zeros_(module.bias)
-        elif module is self.predictor.posterior:
-            init.normal_(module.weight, std=POSTERIOR_STD)
+        elif isinstance(module, TokenLayer):
+            # Attention must tell tokens apart from the first step on.
+            init.normal_(module.weight, std=module.in_features**-0.5)
         elif isinstance(module, BucketTimeSampler):
             init.zeros_(module.log_terms)
 
@@ -130,6 +127,11 @@ class TextDiffusionModel(PreTrainedModel):
         """Start the token embeddings at the given ones, `(vocab, dim)`."""
         self.embeddings.weight.copy_(embeddings)
 
+    @torch.no_grad()
+    def set_token_rows(self, rows: Tensor) -> None:
+        """Start the rows by which categorical prediction reads and writes tokens at these directions, `(vocab, hidden_size)`."""
+        self.predictor.output.weight.copy_(nn.functional.normalize(rows, dim=-1))
+
     def embedding_table(self) -> Tensor:
         """`Emb` of shape `(vocab, dim)`, on its sphere if the config says so."""
         table = self.embeddings.weight.to(self.latent_dtype)
@@ -155,27 +157,45 @@ class TextDiffusionModel(PreTrainedModel):
         base = self.forward_process.linear_base(z_0.new_zeros(len(z_0)), context)
         return *gaussian_factors(z_0, base, table), bias
 
-    def predict(self, z: Tensor, t: Tensor, context: Tensor | None = None, previous: Tensor | None = None) -> Tensor:
+    def predict(
+        self,
+        z: Tensor,
+        t: Tensor,
+        context: Tensor | None = None,
+        previous: Tensor | None = None,
+        estimate: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
         """`Ê(z_t, t, c)`, the estimate of the clean embeddings.
 
         Args:
             z: latents of one block per text, `(texts, block_length, dim)`; the block is the text itself unless `block_size` is set.
             previous: what `encode_previous` gave for the tokens before the block. With several blocks of each text in `z`, one after the
                 other, they are the last ones up to the first that is not in `previous`.
+            estimate: with `self_conditioning`, an Ê made before, zeros for none. If it is left out the predictor is called twice, first
+                without one, and that Ê is it.
+            hidden: positions whose latent is not looked at, as if it were only noise, `(texts, block_length)`, for categorical prediction.
         """
         if self.config.prediction_type == "embedding":
-            return self.prediction(self.predictor(z, t, context, None, *self._given(previous)), z, t)
-        logits = self.predict_logits(z, t, context, previous)
+            estimate = self._estimate(z, t, context, previous, estimate)
+            return self.prediction(self.predictor(z, t, context, None, estimate, *self._given(previous)), z, t)
+        logits = self.predict_logits(z, t, context, previous, estimate, hidden)
         with self._full_precision(z):
             return self.prediction(logits, self.embedding_table())
 
     def predict_logits(
-        self, z: Tensor, t: Tensor, context: Tensor | None = None, previous: Tensor | None = None
+        self,
+        z: Tensor,
+        t: Tensor,
+        context: Tensor | None = None,
+        previous: Tensor | None = None,
+        estimate: Tensor | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """Logits of the clean tokens given `z_t`, whose mean embedding is Ê, for `prediction_type="categorical"`."""
-        hidden, weight, bias = self.prediction_factors(z, t, context, previous)
+        states, weight, bias = self.prediction_factors(z, t, context, previous, estimate, hidden)
         with self._full_precision(z):
-            return hidden @ weight.T + bias
+            return states @ weight.T + bias
 
     def prediction_factors(
         self,
@@ -183,37 +203,77 @@ class TextDiffusionModel(PreTrainedModel):
         t: Tensor,
         context: Tensor | None = None,
         previous: Tensor | None = None,
+        estimate: Tensor | None = None,
+        hidden: Tensor | None = None,
         predictor_only: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`(hidden, weight, bias)` of `predict_logits`: what the predictor's output layer gets beside what z says of each token alone.
+        """`(states, weight, bias)` of `predict_logits`: what the predictor's output layer gets beside what z says of each token alone.
 
         With `predictor_only` no gradient goes to the embeddings and the forward process.
         """
+        estimate = self._estimate(z, t, context, previous, estimate, hidden)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not predictor_only):
             table, base = self.embedding_table(), self.forward_process.linear_base(t, context)
+        if hidden is not None:
+            alpha, sigma = base
+            base = torch.where(hidden[..., None], 0, alpha), sigma
         # Near t = 0 logits are small differences of large numbers, and the weight of the bound sees the rounding of Ê.
         with self._full_precision(z):
             evidence, evidence_weight = self.prediction.evidence_factors(z, t, base, table)
-        features = self._posterior_features(evidence, evidence_weight) if self.config.posterior_features else None
-        estimate = self.prediction.linear_estimate(z, base)
-        states = self.predictor.states(estimate, t, context, features, *self._given(previous)).to(z.dtype)
+        features = None
+        if self.config.posterior_features and self.predictor.reads_latents:
+            features = self._posterior_features(evidence, evidence_weight)
+        denoised = self.prediction.linear_estimate(z, base)
+        states = self.predictor.states(denoised, t, context, features, estimate, *self._given(previous)).to(z.dtype)
         output = self.predictor.output
         weight = torch.cat([output.weight.to(z.dtype), evidence_weight], dim=-1)
         return torch.cat([states, evidence], dim=-1), weight, output.bias.to(z.dtype) + self.token_bias.to(z.dtype)
 
     def _posterior_features(self, evidence: Tensor, evidence_weight: Tensor) -> Tensor:
-        """The predictor's matrix times `p(x_i | z_i)`."""
-        matrix, bias = self.predictor.posterior, self.token_bias.to(evidence.dtype)
-        dtype = matrix.weight.dtype
+        """What the predictor reads of `p(x_i | z_i)`."""
+        tokens, bias = self.predictor.output, self.token_bias.to(evidence.dtype)
+        dtype = tokens.weight.dtype
         # Where z is only noise, at t = 1, the posterior is the prior, once for all. An accelerator would have to wait for the count.
         rows = evidence.flatten(1).any(1).nonzero()[:, 0] if evidence.device.type == "cpu" else slice(None)
         with torch.no_grad(), self._full_precision(evidence):
             prior = torch.softmax(bias, -1)
             posterior = torch.softmax(evidence[rows] @ evidence_weight.T + bias, -1)
-        features = matrix(posterior.to(dtype))
+        features = tokens.read(posterior.to(dtype))
         if len(features) == len(evidence):
             return features
-        return matrix(prior.to(dtype)).expand(*evidence.shape[:-1], -1).index_put((rows,), features)
+        return tokens.read(prior.to(dtype)).expand(*evidence.shape[:-1], -1).index_put((rows,), features)
+
+    def _estimate(
+        self,
+        z: Tensor,
+        t: Tensor,
+        context: Tensor | None,
+        previous: Tensor | None,
+        estimate: Tensor | None,
+        hidden: Tensor | None = None,
+    ) -> Tensor | None:
+        """The Ê that the predictor sees: the given one or that of a first call, which is taken as it is; `None` without self-conditioning."""
+        if not self.config.self_conditioning or estimate is not None:
+            return estimate
+        with torch.no_grad():
+            estimate = self.predict(z, t, context, previous, torch.zeros_like(z), hidden)
+        # Autocast would use the weights that it has cast without a graph in the second call, too.
+        torch.clear_autocast_cache()
+        return estimate
+
+    def _shown_estimate(
+        self,
+        z: Tensor,
+        t: Tensor,
+        context: Tensor | None,
+        previous: Tensor | None,
+        draws: Draws,
+        hidden: Tensor | None = None,
+    ) -> Tensor | None:
+        """In training half of the texts show no Ê to the predictor, so that it learns the first call, too."""
+        if not self.config.self_conditioning or not self.training:
+            return None
+        return self._estimate(z, t, context, previous, None, hidden) * self.per_block(draws.shown)[:, None, None]
 
     def _given(self, previous: Tensor | None) -> tuple[Tensor | None, ...]:
         """The argument that only the predictor of texts in several blocks has."""
@@ -266,7 +326,8 @@ class TextDiffusionModel(PreTrainedModel):
         noise = torch.randn(batch_size, *self.latent_shape, **options)
         initial_noise = torch.randn(batch_size, *self.latent_shape, **options)
         context_noise = None if self.context_dim is None else torch.randn(batch_size, self.context_dim, **options)
-        return Draws(uniforms, noise, initial_noise, context_noise)
+        shown = torch.rand(batch_size, **options).round() if self.config.self_conditioning else None
+        return Draws(uniforms, noise, initial_noise, context_noise, shown)
 
     def forward(
         self,
@@ -276,7 +337,7 @@ class TextDiffusionModel(PreTrainedModel):
         generator: torch.Generator | None = None,
         context_weight: float = 1.0,
         cross_entropy: bool = False,
-        terminal_share: float = 0.0,
+        hidden_share: float = 0.0,
         return_dict: bool = True,
     ) -> TextDiffusionOutput | tuple:
         """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per example, or per block.
@@ -288,8 +349,8 @@ class TextDiffusionModel(PreTrainedModel):
             context_weight: weight of the context's divergence in `loss` (KL warm-up); `bound` always has it whole.
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times, which trains the predictor
                 alone. It has the same optimum and, without the bound's weights, far less noise; steps of the two are mixed in training.
-            terminal_share: share of the random times of `cross_entropy` that are put at 1, where only the blocks before tell anything of a block.
-                That has the most to teach, and what is learned there serves at all times.
+            hidden_share: share of the positions that `cross_entropy` hides, as if their latents were only noise. Tokens of equal noise become
+                known at about the same time; hidden ones have to be learned from their neighbours, and what is learned there serves at all times.
         """
         self.check_inputs(input_ids, t)
         if cross_entropy and self.config.prediction_type != "categorical":
@@ -299,18 +360,12 @@ class TextDiffusionModel(PreTrainedModel):
         if draws is None:
             draws = self.draw(len(input_ids), generator, input_ids.device)
         if t is None:
-            uniforms = self._block_uniforms(draws.uniforms)
-            if cross_entropy and terminal_share:
-                terminal = uniforms < terminal_share
-                times, _ = self.time_sampler(((uniforms - terminal_share) / (1 - terminal_share)).clamp_min(0))
-                times = times.masked_fill(terminal, 1)
-            else:
-                times, time_weight = self.time_sampler(uniforms)
+            times, time_weight = self.time_sampler(self._block_uniforms(draws.uniforms))
         else:
             times = self.per_block(t.to(self.latent_dtype))
             time_weight = torch.ones_like(times)
         if cross_entropy:
-            return self._cross_entropy(input_ids, times, draws, return_dict)
+            return self._cross_entropy(input_ids, times, draws, hidden_share, return_dict)
 
         embeddings = self.embed(input_ids)
         context, context_term = self.encode_context(embeddings, draws.context_noise)
@@ -323,7 +378,8 @@ class TextDiffusionModel(PreTrainedModel):
         moving_marginal = process.moving_marginal_at(times, block_context)
         path = moving_marginal(clean)
         z = path.sample(self.split(draws.noise))
-        prediction = self.predict(z, times, block_context, self.encode_all_previous(input_ids))
+        given = block_context, self.encode_all_previous(input_ids)
+        prediction = self.predict(z, times, *given, self._shown_estimate(z, times, *given, draws))
         diffusion = objective.diffusion(process, moving_marginal, path, clean, prediction, z, times, block_context)
         rescaled = objective.rescaled_diffusion(clean, prediction)
 
@@ -369,7 +425,7 @@ class TextDiffusionModel(PreTrainedModel):
         return times if self.config.num_blocks == 1 else times.view(-1, self.config.num_blocks)
 
     def _cross_entropy(
-        self, input_ids: Tensor, times: Tensor, draws: Draws, return_dict: bool
+        self, input_ids: Tensor, times: Tensor, draws: Draws, hidden_share: float, return_dict: bool
     ) -> TextDiffusionOutput | tuple:
         """`-Σ_i log p(x_i | z_t)` at the times, as they fall: no weights, no gradient to the forward process and the embeddings."""
         with torch.no_grad():
@@ -379,7 +435,10 @@ class TextDiffusionModel(PreTrainedModel):
             path = self.forward_process.marginal(self.split(embeddings), times, context)
             z = path.sample(self.split(draws.noise))
         previous = self.encode_all_previous(input_ids, predictor_only=True)
-        factors = self.prediction_factors(z, times, context, previous, predictor_only=True)
+        # There is no z_0 here that would need its noise.
+        hidden = torch.special.ndtr(self.split(draws.initial_noise)[..., 0]) < hidden_share if hidden_share else None
+        estimate = self._shown_estimate(z, times, context, previous, draws, hidden)
+        factors = self.prediction_factors(z, times, context, previous, estimate, hidden, predictor_only=True)
         with self._full_precision(z):
             cross_entropy, _ = objective.reconstruction(*factors, self.split(input_ids))
         cross_entropy = self.per_text(cross_entropy)

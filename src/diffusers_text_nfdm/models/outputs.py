@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -16,19 +16,21 @@ class Draws:
     Args:
         uniforms: `(batch,)` in [0, 1), turned into times by the model's time sampler.
         noise: `(batch, seq, dim)`, ε of `z_t`.
-        initial_noise: `(batch, seq, dim)`, ε of `z_0`.
+        initial_noise: `(batch, seq, dim)`, ε of `z_0`; the cross-entropy, which has none, hides positions by it.
         context_noise: `(batch, context_dim)`, ε of MuLAN's context, else `None`.
+        shown: `(batch,)` of 0 and 1: the texts whose Ê training shows to the predictor, with self-conditioning, else `None`.
     """
 
     uniforms: Tensor
     noise: Tensor
     initial_noise: Tensor
     context_noise: Tensor | None = None
+    shown: Tensor | None = None
 
     def slice(self, start: int, stop: int) -> Draws:
         """The draws of examples `start` to `stop`."""
-        context_noise = None if self.context_noise is None else self.context_noise[start:stop]
-        return Draws(self.uniforms[start:stop], self.noise[start:stop], self.initial_noise[start:stop], context_noise)
+        values = (getattr(self, each.name) for each in fields(self))
+        return Draws(*(None if value is None else value[start:stop] for value in values))
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from transformers.models.bert.modeling_bert import BertEncoder
@@ -12,6 +14,30 @@ from .time_embedding import TimeEmbedding
 
 def tanh_mlp(input_dim: int, hidden_size: int, output_dim: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(input_dim, hidden_size), nn.Tanh(), nn.Linear(hidden_size, output_dim))
+
+
+class TokenLayer(nn.Linear):
+    """Logits `h Wᵀ + b` over the vocabulary, and the same rows of W, of length about one, for reading tokens."""
+
+    def read(self, probabilities: Tensor) -> Tensor:
+        """`sqrt(size) p W`, of size one for certain tokens, from distributions `(..., vocab)`."""
+        return probabilities @ self.weight * math.sqrt(self.in_features)
+
+    def read_ids(self, ids: Tensor) -> Tensor:
+        """`read` of tokens that are certain."""
+        return nn.functional.embedding(ids, self.weight) * math.sqrt(self.in_features)
+
+
+def output_layer(config: TextDiffusionConfig) -> nn.Module:
+    """From the hidden states to logits, or to embeddings."""
+    if config.prediction_type == "categorical":
+        return TokenLayer(config.hidden_size, config.vocab_size)
+    return tanh_mlp(config.hidden_size, config.hidden_size, config.embedding_dim)
+
+
+def estimate_input(config: TextDiffusionConfig) -> nn.Linear | None:
+    """What reads an Ê made before, for self-conditioning; without a bias, so that Ê = 0 is none."""
+    return nn.Linear(config.embedding_dim, config.hidden_size, bias=False) if config.self_conditioning else None
 
 
 class RelativePositionBias(nn.Module):
@@ -34,14 +60,13 @@ class Predictor(nn.Module):
     more token.
     """
 
+    reads_latents = True
+
     def __init__(self, config: TextDiffusionConfig, context_dim: int | None = None):
         super().__init__()
         self.input = tanh_mlp(config.embedding_dim, config.hidden_size, config.hidden_size)
         self.positions = nn.Embedding(config.max_length, config.hidden_size)
         self.time_embedding = TimeEmbedding(config.hidden_size, config.hidden_size)
-        self.posterior = (
-            nn.Linear(config.vocab_size, config.hidden_size, bias=False) if config.posterior_features else None
-        )
         window = config.neighbor_mixing
         self.neighbors = (
             nn.Conv1d(config.hidden_size, config.hidden_size, 2 * window + 1, padding=window) if window else None
@@ -51,25 +76,37 @@ class Predictor(nn.Module):
             if config.relative_position_bias
             else None
         )
+        self.estimate = estimate_input(config)
         self.context = None if context_dim is None else nn.Linear(context_dim, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.encoder = BertEncoder(config)
-        if config.prediction_type == "categorical":
-            self.output = nn.Linear(config.hidden_size, config.vocab_size)
-        else:
-            self.output = tanh_mlp(config.hidden_size, config.hidden_size, config.embedding_dim)
+        self.output = output_layer(config)
 
     def forward(self, z: Tensor, *inputs: Tensor | None) -> Tensor:
         """The output for the arguments of `states`."""
         return self.output(self.states(z, *inputs)).to(z.dtype)
 
-    def states(self, z: Tensor, t: Tensor, context: Tensor | None = None, features: Tensor | None = None) -> Tensor:
-        """What the output layer gets; `features` are those of the posterior, `(batch, seq, hidden_size)`, if configured."""
+    def states(
+        self,
+        z: Tensor,
+        t: Tensor,
+        context: Tensor | None = None,
+        features: Tensor | None = None,
+        estimate: Tensor | None = None,
+    ) -> Tensor:
+        """What the output layer gets.
+
+        Args:
+            features: those of the posterior, `(batch, seq, hidden_size)`, if configured.
+            estimate: an Ê made before, of the shape of `z`, for self-conditioning.
+        """
         dtype = self.positions.weight.dtype
         hidden = self.input(z.to(dtype)) + self.positions.weight + self.time_embedding(t).value[:, None]
-        if self.posterior is not None:
+        if features is not None:
             hidden = hidden + features
+        if self.estimate is not None:
+            hidden = hidden + self.estimate(estimate.to(dtype))
         if self.neighbors is not None:
             hidden = hidden + self.neighbors(hidden.transpose(1, 2)).transpose(1, 2)
         if self.context is not None:

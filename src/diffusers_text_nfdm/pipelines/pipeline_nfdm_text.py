@@ -58,6 +58,7 @@ class _Batch:
     bar: tqdm
     tokens: Tensor | None = None
     previous: Tensor | None = None
+    estimate: Tensor | None = None
     trajectory: list[Tensor] = field(default_factory=list)
     times: list[Tensor] = field(default_factory=list)
     calls: int = 0
@@ -184,6 +185,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             # A fresh start for every block and batch: schedulers carry state from step to step.
             self._set_timesteps(num_steps, timesteps)
             batch.previous = model.encode_previous(batch.tokens)
+            batch.estimate = torch.zeros_like(z)
             z = self._generate_block(batch, z, context)
             chosen = select_tokens(model.decode(z, context), generators=batch.generators, **batch.choice)
             batch.tokens = torch.cat([batch.tokens, chosen], dim=1)
@@ -222,11 +224,14 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     def _predict(self, batch: _Batch, z: Tensor, t: Tensor, context: Tensor | None) -> Tensor:
         """Ê: the mean of the predicted embeddings or, for a scheduler that wants it, tokens drawn from the prediction."""
         model, scheduler = self.model, self.scheduler
+        given = context, batch.previous, batch.estimate
         if scheduler.samples_tokens:
-            logits = model.predict_logits(z, t, context, batch.previous)
+            logits = model.predict_logits(z, t, *given)
+            if model.config.self_conditioning:
+                batch.estimate = model.prediction(logits, model.embedding_table())
             options = {"temperature": scheduler.config.temperature, "min_p": scheduler.config.min_p}
             return model.embed(select_tokens(logits, generators=batch.generators, **options))
-        prediction = model.predict(z, t, context, batch.previous)
+        batch.estimate = prediction = model.predict(z, t, *given)
         if batch.clamp_predictions:
             prediction = model.embed(self._nearest_tokens(prediction))
         return prediction

@@ -117,10 +117,10 @@ class TrainingArguments:
         "optimisation",
         "steps on the predictor's cross-entropy before each step on the bound, for categorical prediction",
     )
-    terminal_share: float = setting(
+    hidden_share: float = setting(
         0.0,
         "optimisation",
-        "share of the blocks that these steps see at t = 1, where only the blocks before tell of them; the rest have learned times",
+        "share of the positions that these steps hide, to be learned from their neighbours alone",
     )
     context_warmup_steps: int = setting(
         0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1"
@@ -196,9 +196,11 @@ class TrainingArguments:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be at least 0.")
-        for name in ("ema_decay", "adam_beta2", "muon_momentum", "terminal_share"):
+        for name in ("ema_decay", "adam_beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in [0, 1).")
+        if not 0 <= self.hidden_share <= 1:
+            raise ValueError(f"`hidden_share` is {self.hidden_share!r}; it must be in [0, 1].")
         if self.model_type == AutoregressiveConfig.model_type:
             self._check_autoregressive()
         prediction_type = self.model_config.get("prediction_type", "embedding")
@@ -207,10 +209,9 @@ class TrainingArguments:
                 f"`cross_entropy_steps` is {self.cross_entropy_steps} with `prediction_type` {prediction_type!r}; only 'categorical' has "
                 "logits to take it of."
             )
-        if self.terminal_share and not (self.cross_entropy_steps and self.model_config.get("block_size")):
+        if self.hidden_share and not self.cross_entropy_steps:
             raise ValueError(
-                f"`terminal_share` is {self.terminal_share}; it needs `cross_entropy_steps` above 0 and a model with `block_size`: without blocks "
-                "before, nothing is known at t = 1."
+                f"`hidden_share` is {self.hidden_share}; it needs `cross_entropy_steps` above 0, which hide."
             )
         if self.streaming and self.cooccurrence_embeddings:
             raise ValueError(
@@ -232,7 +233,7 @@ class TrainingArguments:
     def _check_autoregressive(self) -> None:
         for name in (
             "cross_entropy_steps",
-            "terminal_share",
+            "hidden_share",
             "forward_learning_rate",
             "context_warmup_steps",
             "scheduler_config",

@@ -66,7 +66,7 @@ class DiffusionFamily:
         shared = {
             "context_weight": min(1.0, (step + 1) / warmup) if warmup else 1.0,
             "cross_entropy": (step + 1) % (arguments.cross_entropy_steps + 1) > 0,
-            "terminal_share": arguments.terminal_share,
+            "hidden_share": arguments.hidden_share,
         }
         return lambda start, stop: {"draws": draws.slice(start, stop), **shared}
 
