@@ -164,7 +164,6 @@ class TextDiffusionModel(PreTrainedModel):
         context: Tensor | None = None,
         previous: Tensor | None = None,
         estimate: Tensor | None = None,
-        hidden: Tensor | None = None,
     ) -> Tensor:
         """`Ê(z_t, t, c)`, the estimate of the clean embeddings.
 
@@ -174,13 +173,15 @@ class TextDiffusionModel(PreTrainedModel):
                 other, they are the last ones up to the first that is not in `previous`.
             estimate: with `self_conditioning`, an Ê made before, zeros for none. If it is left out the predictor is called twice, first
                 without one, and that Ê is it.
-            hidden: positions whose latent is not looked at, as if it were only noise, `(texts, block_length)`, for categorical prediction.
         """
         if self.config.prediction_type == "embedding":
             estimate = self._estimate(z, t, context, previous, estimate)
             return self.prediction(self.predictor(z, t, context, None, estimate, *self._given(previous)), z, t)
-        logits = self.predict_logits(z, t, context, previous, estimate, hidden)
-        with self._full_precision(z):
+        return self.mean_embedding(self.predict_logits(z, t, context, previous, estimate))
+
+    def mean_embedding(self, logits: Tensor) -> Tensor:
+        """Ê of predicted tokens."""
+        with self._full_precision(logits):
             return self.prediction(logits, self.embedding_table())
 
     def predict_logits(
@@ -192,7 +193,11 @@ class TextDiffusionModel(PreTrainedModel):
         estimate: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the clean tokens given `z_t`, whose mean embedding is Ê, for `prediction_type="categorical"`."""
+        """Logits of the clean tokens given `z_t`, whose mean embedding is Ê, for `prediction_type="categorical"`.
+
+        The arguments are those of `predict`, and `hidden`: positions whose latent is not looked at, as if it were only noise, `(texts,
+        block_length)`.
+        """
         states, weight, bias = self.prediction_factors(z, t, context, previous, estimate, hidden)
         with self._full_precision(z):
             return states @ weight.T + bias
@@ -249,31 +254,27 @@ class TextDiffusionModel(PreTrainedModel):
         t: Tensor,
         context: Tensor | None,
         previous: Tensor | None,
-        estimate: Tensor | None,
+        estimate: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor | None:
         """The Ê that the predictor sees: the given one or that of a first call, which is taken as it is; `None` without self-conditioning."""
         if not self.config.self_conditioning or estimate is not None:
             return estimate
         with torch.no_grad():
-            estimate = self.predict(z, t, context, previous, torch.zeros_like(z), hidden)
+            inputs = z, t, context, previous, torch.zeros_like(z)
+            if hidden is None:
+                estimate = self.predict(*inputs)
+            else:
+                estimate = self.mean_embedding(self.predict_logits(*inputs, hidden))
         # Autocast would use the weights that it has cast without a graph in the second call, too.
         torch.clear_autocast_cache()
         return estimate
 
-    def _shown_estimate(
-        self,
-        z: Tensor,
-        t: Tensor,
-        context: Tensor | None,
-        previous: Tensor | None,
-        draws: Draws,
-        hidden: Tensor | None = None,
-    ) -> Tensor | None:
+    def _shown_estimate(self, draws: Draws, *inputs: Tensor | None) -> Tensor | None:
         """In training half of the texts show no Ê to the predictor, so that it learns the first call, too."""
         if not self.config.self_conditioning or not self.training:
             return None
-        return self._estimate(z, t, context, previous, None, hidden) * self.per_block(draws.shown)[:, None, None]
+        return self._estimate(*inputs) * self.per_block(draws.shown)[:, None, None]
 
     def _given(self, previous: Tensor | None) -> tuple[Tensor | None, ...]:
         """The argument that only the predictor of texts in several blocks has."""
@@ -378,8 +379,8 @@ class TextDiffusionModel(PreTrainedModel):
         moving_marginal = process.moving_marginal_at(times, block_context)
         path = moving_marginal(clean)
         z = path.sample(self.split(draws.noise))
-        given = block_context, self.encode_all_previous(input_ids)
-        prediction = self.predict(z, times, *given, self._shown_estimate(z, times, *given, draws))
+        inputs = z, times, block_context, self.encode_all_previous(input_ids)
+        prediction = self.predict(*inputs, self._shown_estimate(draws, *inputs))
         diffusion = objective.diffusion(process, moving_marginal, path, clean, prediction, z, times, block_context)
         rescaled = objective.rescaled_diffusion(clean, prediction)
 
@@ -434,11 +435,11 @@ class TextDiffusionModel(PreTrainedModel):
             context = self.per_block(context)
             path = self.forward_process.marginal(self.split(embeddings), times, context)
             z = path.sample(self.split(draws.noise))
-        previous = self.encode_all_previous(input_ids, predictor_only=True)
+        inputs = z, times, context, self.encode_all_previous(input_ids, predictor_only=True)
         # There is no z_0 here that would need its noise.
         hidden = torch.special.ndtr(self.split(draws.initial_noise)[..., 0]) < hidden_share if hidden_share else None
-        estimate = self._shown_estimate(z, times, context, previous, draws, hidden)
-        factors = self.prediction_factors(z, times, context, previous, estimate, hidden, predictor_only=True)
+        estimate = self._shown_estimate(draws, *inputs, None, hidden)
+        factors = self.prediction_factors(*inputs, estimate, hidden, predictor_only=True)
         with self._full_precision(z):
             cross_entropy, _ = objective.reconstruction(*factors, self.split(input_ids))
         cross_entropy = self.per_text(cross_entropy)

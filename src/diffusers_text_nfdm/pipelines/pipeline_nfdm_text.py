@@ -228,7 +228,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if scheduler.samples_tokens:
             logits = model.predict_logits(z, t, *given)
             if model.config.self_conditioning:
-                batch.estimate = model.prediction(logits, model.embedding_table())
+                batch.estimate = model.mean_embedding(logits)
             options = {"temperature": scheduler.config.temperature, "min_p": scheduler.config.min_p}
             return model.embed(select_tokens(logits, generators=batch.generators, **options))
         batch.estimate = prediction = model.predict(z, t, *given)
