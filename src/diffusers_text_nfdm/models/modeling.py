@@ -266,7 +266,7 @@ class TextDiffusionModel(PreTrainedModel):
                 estimate = self.predict(*inputs)
             else:
                 estimate = self.mean_embedding(self.predict_logits(*inputs, hidden))
-        # Autocast would use the weights that it has cast without a graph in the second call, too.
+        # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too (pytorch/pytorch#165068).
         torch.clear_autocast_cache()
         return estimate
 
