@@ -142,7 +142,7 @@ def estimate_likelihood(
         "dtype": str(model.dtype),
         "version": __version__,
     }
-    evaluations *= 2 if model.config.self_conditioning else 1
+    evaluations *= model.config.calls_per_prediction
     return _in_units(dict(zip(TERMS, halves)), input_ids.shape[1], tokens, chars, evaluations, protocol)
 
 

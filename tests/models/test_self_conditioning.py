@@ -104,27 +104,19 @@ def test_likelihood_counts_both_calls():
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_sampling_shows_the_estimate_of_the_step_before(scheduler):
-    """One predictor call a step; every block starts without an estimate."""
-    steps = 3
+def test_sampling_calls_the_predictor_as_the_bound_does(scheduler):
+    """Twice for every Ê, which depends on z alone and on nothing of the steps before."""
     pipeline = make_pipeline(
         "nfdm", SCHEDULERS[scheduler], max_length=LENGTH, block_size=BLOCK, prediction_type="categorical", self_conditioning=True
     )  # fmt: skip
-    model, seen, made = pipeline.model, [], []
-    factors, predictor = model.prediction_factors, model.predictor.states
+    model, shown = pipeline.model, []
+    states = model.predictor.states
 
-    def watch(z, t, context, previous, estimate, hidden):
-        seen.append(estimate)
-        states, weight, bias = factors(z, t, context, previous, estimate, hidden)
-        made.append(model.prediction(states @ weight.T + bias, model.embedding_table()))
-        return states, weight, bias
+    def watch(z, t, context, features, estimate, previous):
+        shown.append(bool(estimate.any()))
+        return states(z, t, context, features, estimate, previous)
 
-    calls = []
-    model.prediction_factors = watch
-    model.predictor.states = lambda *inputs: calls.append(1) or predictor(*inputs)
-    output = pipeline(num_samples=2, num_inference_steps=3 * steps, generator=seeded(0))
-    per_block = len(seen) // 3
-    assert len(calls) == len(seen) == output.num_function_evaluations
-    for call, estimate in enumerate(seen):
-        expected = torch.zeros_like(estimate) if call % per_block == 0 else made[call - 1]
-        assert torch.allclose(estimate, expected, atol=1e-6), call
+    model.predictor.states = watch
+    output = pipeline(num_samples=2, num_inference_steps=9, generator=seeded(0))
+    assert shown == [False, True] * (len(shown) // 2)
+    assert output.num_function_evaluations == len(shown)

@@ -54,9 +54,9 @@ def test_steps_are_shared_out_to_the_blocks_and_later_ones_see_earlier_ones():
     pipe, seen = block_pipeline(), []
     predict = pipe.model.predict
 
-    def spy(z, t, context, previous, estimate):
+    def spy(z, t, context, previous):
         seen.append((tuple(z.shape), previous))
-        return predict(z, t, context, previous, estimate)
+        return predict(z, t, context, previous)
 
     pipe.model.predict = spy
     output = pipe(num_samples=2, num_inference_steps=7, generator=seeded(0), output_type="seq")

@@ -54,8 +54,8 @@ class TextDiffusionConfig(PreTrainedConfig):
         posterior_features: the predictor also sees that posterior of each token given its own latent, for `"categorical"`.
         neighbor_mixing: every position of the predictor's input also sees this many neighbours on each side (a convolution), which spares
             attention from learning to look there; 0 for none, as in the paper.
-        self_conditioning: the predictor also sees an Ê made before (Chen et al. 2022): in sampling that of the step before, elsewhere its own for
-            the same z, from a first call without one, so that Ê is a function of z and the bound a bound.
+        self_conditioning: the predictor is called twice and sees its first Ê in the second call (after Chen et al. 2022, who take the Ê of the
+            sampling step before: then Ê is no function of z, and nothing bounds the likelihood of the samples).
         relative_position_bias: attention scores of the predictor get a learned bias for each distance between positions.
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
@@ -151,6 +151,11 @@ class TextDiffusionConfig(PreTrainedConfig):
     def block_length(self) -> int:
         """Positions of one block."""
         return self.block_size or self.max_length
+
+    @property
+    def calls_per_prediction(self) -> int:
+        """How often the predictor is called for one Ê."""
+        return 2 if self.self_conditioning else 1
 
     @property
     def num_blocks(self) -> int:

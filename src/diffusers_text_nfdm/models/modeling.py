@@ -171,8 +171,7 @@ class TextDiffusionModel(PreTrainedModel):
             z: latents of one block per text, `(texts, block_length, dim)`; the block is the text itself unless `block_size` is set.
             previous: what `encode_previous` gave for the tokens before the block. With several blocks of each text in `z`, one after the
                 other, they are the last ones up to the first that is not in `previous`.
-            estimate: with `self_conditioning`, an Ê made before, zeros for none. If it is left out the predictor is called twice, first
-                without one, and that Ê is it.
+            estimate: with `self_conditioning`, the Ê that the predictor sees, zeros for none, instead of that of a first call without one.
         """
         if self.config.prediction_type == "embedding":
             estimate = self._estimate(z, t, context, previous, estimate)

@@ -33,7 +33,8 @@ class NFDMTextPipelineOutput(BaseOutput):
         latents: z_0 `(num_samples, max_length, dim)` (`"latent"`).
         trajectory: best tokens at every predictor call, `(num_calls, num_samples, max_length)`, when asked for.
         trajectory_times: the times of these calls, `(num_calls, num_samples)`.
-        num_function_evaluations: predictor calls that each sample took (the most of any batch, for an adaptive scheduler).
+        num_function_evaluations: predictor calls that each sample took, two for each time with self-conditioning (the most of any batch, for
+            an adaptive scheduler).
     """
 
     texts: list[str] | None = None
@@ -58,7 +59,6 @@ class _Batch:
     bar: tqdm
     tokens: Tensor | None = None
     previous: Tensor | None = None
-    estimate: Tensor | None = None
     trajectory: list[Tensor] = field(default_factory=list)
     times: list[Tensor] = field(default_factory=list)
     calls: int = 0
@@ -162,7 +162,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             latents=torch.cat([batch.latents for batch in batches]) if output_type == "latent" else None,
             trajectory=trajectory,
             trajectory_times=trajectory_times,
-            num_function_evaluations=max(batch.calls for batch in batches),
+            num_function_evaluations=max(batch.calls for batch in batches) * self.model.config.calls_per_prediction,
         )
         return output if return_dict else output.to_tuple()
 
@@ -185,7 +185,6 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             # A fresh start for every block and batch: schedulers carry state from step to step.
             self._set_timesteps(num_steps, timesteps)
             batch.previous = model.encode_previous(batch.tokens)
-            batch.estimate = torch.zeros_like(z)
             z = self._generate_block(batch, z, context)
             chosen = select_tokens(model.decode(z, context), generators=batch.generators, **batch.choice)
             batch.tokens = torch.cat([batch.tokens, chosen], dim=1)
@@ -224,14 +223,11 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     def _predict(self, batch: _Batch, z: Tensor, t: Tensor, context: Tensor | None) -> Tensor:
         """Ê: the mean of the predicted embeddings or, for a scheduler that wants it, tokens drawn from the prediction."""
         model, scheduler = self.model, self.scheduler
-        given = context, batch.previous, batch.estimate
         if scheduler.samples_tokens:
-            logits = model.predict_logits(z, t, *given)
-            if model.config.self_conditioning:
-                batch.estimate = model.mean_embedding(logits)
+            logits = model.predict_logits(z, t, context, batch.previous)
             options = {"temperature": scheduler.config.temperature, "min_p": scheduler.config.min_p}
             return model.embed(select_tokens(logits, generators=batch.generators, **options))
-        batch.estimate = prediction = model.predict(z, t, *given)
+        prediction = model.predict(z, t, context, batch.previous)
         if batch.clamp_predictions:
             prediction = model.embed(self._nearest_tokens(prediction))
         return prediction
