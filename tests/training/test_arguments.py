@@ -71,6 +71,11 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
         (["--learning_rate", "nan"], "`learning_rate` is nan; it must be above 0"),
         (["--warmup_steps", "-1"], "`warmup_steps` is -1; it must be at least 0"),
         (["--ema_decay", "1"], "`ema_decay` is 1.0; it must be in [0, 1)"),
+        (["--hidden_share", "1.5"], "`hidden_share` is 1.5; it must be in [0, 1]"),
+        (
+            ["--config", "stories-tiny", "--cross_entropy_steps", "0"],
+            "`hidden_share` is 1.0; it needs `cross_entropy_steps`",
+        ),
         (["--evaluation_draws", "3"], "`evaluation_draws` is 3; it must be an even number"),
         (["--model_type", "gpt"], "`model_type` is 'gpt'; it must be one of 'nfdm', 'mulan', 'diffusion_lm'"),
         (["--mixed_precision", "int8"], "`mixed_precision` is 'int8'"),

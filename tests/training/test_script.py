@@ -42,8 +42,9 @@ def config(data, tmp_path_factory):
         checkpoint_every=7,
         evaluate_every=20,
         cross_entropy_steps=1,
+        hidden_share=0.5,
         cooccurrence_embeddings=True,
-        model_config={"prediction_type": "categorical", "decoder": "gaussian"},
+        model_config={"prediction_type": "categorical", "decoder": "gaussian", "self_conditioning": True},
     )
     path.write_text(settings.to_yaml())
     return path
