@@ -29,6 +29,7 @@ from diffusers_text_nfdm.baseline import AutoregressiveConfig, matching_config
 from diffusers_text_nfdm.metrics import evaluate_checkpoint
 from diffusers_text_nfdm.metrics.judge import judge_files
 from diffusers_text_nfdm.metrics.results_folder import made_once, write_whole
+from diffusers_text_nfdm.metrics.sampling import Sampling
 from diffusers_text_nfdm.training import TrainingArguments, train
 from diffusers_text_nfdm.training.arguments import CONFIGS
 from diffusers_text_nfdm.training.preparation import TrainingData
@@ -178,22 +179,24 @@ def wanted_evaluations(scale: Scale, model_type: str) -> dict[str, Evaluation]:
 
 
 def usable_samplings(samplings: Sequence[str], arguments: TrainingArguments) -> list[str] | None:
-    """Those that the model has: NFDM has no signal-to-noise ratio, tokens are drawn from a categorical prediction; the autoregressive
-    baseline has a way of its own."""
+    """Those that the model has: NFDM has no signal-to-noise ratio, tokens are drawn from a categorical prediction, a text in blocks takes
+    at least one step for each; the autoregressive baseline has a way of its own."""
     if arguments.model_type == AutoregressiveConfig.model_type:
         return None
     categorical = arguments.model_config.get("prediction_type") == "categorical"
+    blocks = arguments.max_length // (arguments.model_config.get("block_size") or arguments.max_length)
     return [
         one
         for one in samplings
         if not (arguments.model_type == "nfdm" and "noise_fraction=snr" in one)
         and (categorical or "prediction=tokens" not in one)
+        and Sampling.parse(one).num_inference_steps >= blocks
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scale", help="tiny, rocstories, paper, or a YAML file")
+    parser.add_argument("scale", help="the name of a file in evaluation/scales, or a YAML file")
     parser.add_argument("--data", help="folder with the texts, for the scales that need one")
     parser.add_argument("--output", type=Path, help="(default: runs/tables-<scale>)")
     args = parser.parse_args(argv)

@@ -176,6 +176,19 @@ def test_the_scales_can_be_read_and_every_model_be_built(tables, name):
         assert all(not model.settings and not model.model_config for model in scale.models)
 
 
+@pytest.mark.parametrize("name", ["tiny", "rocstories", "paper", "study", "rocstories-study", "rocstories-blocks"])
+def test_every_row_of_the_scales_can_be_sampled(tables, name):
+    scale = tables.read_scale(name)
+    for model in scale.models:
+        settings = scale.arguments(model, {"dataset": "stories"}, None)
+        config = CONFIGS[settings.model_type](vocab_size=500, max_length=settings.max_length, **settings.model_config)
+        blocks = getattr(config, "num_blocks", 1)
+        for evaluation in tables.wanted_evaluations(scale, settings.model_type).values():
+            usable = tables.usable_samplings(evaluation.samplings, settings)
+            assert usable is None or usable
+            assert all(int(sampling.split(":")[1]) >= blocks for sampling in usable or ())
+
+
 def test_a_scale_based_on_another_says_only_what_differs(tables):
     whole, short = tables.read_scale("rocstories"), tables.read_scale("rocstories-likelihood")
     assert short.models == whole.models and short.settings == whole.settings and short.files == whole.files
@@ -230,8 +243,8 @@ def test_bad_scales_are_refused(tables, tmp_path, changes, message):
 def test_wrong_commands_say_what_is_wrong(tables, data, tmp_path, capsys):
     assert tables.main(["huge"]) == 1
     assert (
-        "`scale` is 'huge'; it must be a YAML file or one of paper, rocstories, rocstories-blocks, rocstories-likelihood, study, tiny"
-        in capsys.readouterr().err
+        "`scale` is 'huge'; it must be a YAML file or one of paper, rocstories, rocstories-blocks, rocstories-likelihood, rocstories-study, "
+        "study, tiny" in capsys.readouterr().err
     )
     assert tables.main(["rocstories", "--output", str(tmp_path / "out")]) == 1
     assert "needs a data folder with rocstories_train.jsonl" in capsys.readouterr().err

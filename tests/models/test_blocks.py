@@ -1,10 +1,14 @@
 """Texts in blocks: each block is a diffusion of its own, given the clean blocks before it."""
 
+from dataclasses import fields
+
 import pytest
 import torch
-from tiny import MODELS, VOCAB, make_config, make_inputs, make_model, relative_error, seeded
+from tiny import MODELS, VOCAB, gradients, make_config, make_inputs, make_model, relative_error, seeded
 
 from diffusers_text_nfdm import estimate_likelihood
+from diffusers_text_nfdm.models.outputs import Draws
+from diffusers_text_nfdm.models.predictor import TokenLayer
 
 
 LENGTH, BLOCK, TEXTS = 6, 2, 3
@@ -143,10 +147,8 @@ def test_hidden_share_is_the_share_of_the_positions_that_the_cross_entropy_hides
     assert none is None and everything.all()
     assert some.shape == (len(ids) * model.config.num_blocks, model.config.block_length)
     assert some.double().mean().item() == pytest.approx(0.25, abs=0.03)
-    # The bound is estimated with everything there is, whatever is asked of the cross-entropy.
-    model.prediction_factors = factors
-    plain, same = (model(ids, generator=seeded(8), hidden_share=share).bound for share in (0.0, 0.25))
-    assert torch.equal(plain, same)
+    with pytest.raises(ValueError, match="`hidden_share` is 0.25 without `cross_entropy`"):
+        model(ids, hidden_share=0.25)
 
 
 @pytest.mark.parametrize("self_conditioning", [False, True])
@@ -221,3 +223,66 @@ def test_the_bound_of_blocks_of_one_token_is_the_cross_entropy_of_the_tokens():
     bound = estimate_likelihood(model, ids, num_draws=4000, batch_size=TEXTS).nats_per_story
     assert bound.monte_carlo_error < 0.01 * exact
     assert bound.value == pytest.approx(exact, abs=4 * bound.monte_carlo_error)
+
+
+@pytest.mark.parametrize("extras", EXTRAS)
+@pytest.mark.parametrize("block_size", [1, BLOCK])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_learns_from_the_bound(name, block_size, extras):
+    """With gradient checkpointing as without."""
+    model, ids = block_model(name, extras, block_size=block_size).train(), texts()
+    draws = model.draw(TEXTS, seeded(0))
+    plain = gradients(model(ids, draws=draws).loss, model)
+    assert {name for name, _ in model.named_parameters()} == set(plain)
+    model.gradient_checkpointing_enable()
+    again = gradients(model(ids, draws=draws).loss, model)
+    for key, value in plain.items():
+        assert torch.allclose(again[key], value, rtol=1e-9, atol=1e-12), key
+
+
+@pytest.mark.parametrize("block_size", [1, BLOCK])
+def test_a_saved_model_is_the_same(block_size, tmp_path):
+    model, ids = block_model("nfdm", "categorical", block_size=block_size), texts()
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.float64)
+    draws = model.draw(TEXTS, seeded(0))
+    assert torch.equal(model(ids, draws=draws).bound, loaded(ids, draws=draws).bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_in_low_precision(dtype):
+    model, ids = block_model("nfdm", "categorical", dtype=dtype), texts()
+    exact = block_model("nfdm", "categorical")
+    draws = exact.draw(TEXTS, seeded(0))
+    expected = exact(ids, draws=draws).bound
+    draws = Draws(
+        *(None if value is None else value.float() for value in (getattr(draws, f.name) for f in fields(draws)))
+    )
+    assert relative_error(model(ids, draws=draws).bound.double(), expected) < (
+        1e-4 if dtype == torch.float32 else 0.05
+    )
+
+
+def test_attention_without_a_bias_is_refused():
+    model = block_model("nfdm", "categorical")
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="needs attention 'sdpa'.*'eager'"):
+        model(texts())
+
+
+@pytest.mark.parametrize("block_size", [None, BLOCK])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_modules_that_must_not_be_split_are_there(name, block_size):
+    """Accelerate refuses to shard a model without them."""
+    model = block_model(name, "categorical", block_size=block_size)
+    present = {type(module).__name__ for module in model.modules()}
+    assert model._no_split_modules and set(model._no_split_modules) <= present
+    assert ("PredictorLayer" in model._no_split_modules) == (block_size is not None)
+
+
+def test_tokens_are_read_as_distributions_that_are_certain():
+    layer = TokenLayer(6, VOCAB).double()
+    ids = torch.arange(VOCAB)
+    certain = torch.nn.functional.one_hot(ids, VOCAB).double()
+    assert torch.allclose(layer.read(certain), layer.read_ids(ids))
+    assert torch.allclose(layer.read_ids(ids), layer.weight * 6**0.5)

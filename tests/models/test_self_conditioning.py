@@ -109,14 +109,17 @@ def test_sampling_calls_the_predictor_as_the_bound_does(scheduler):
     pipeline = make_pipeline(
         "nfdm", SCHEDULERS[scheduler], max_length=LENGTH, block_size=BLOCK, prediction_type="categorical", self_conditioning=True
     )  # fmt: skip
-    model, shown = pipeline.model, []
-    states = model.predictor.states
+    model, seen = pipeline.model, []
+    factors = model.prediction_factors
 
-    def watch(z, t, context, features, estimate, previous):
-        shown.append(bool(estimate.any()))
-        return states(z, t, context, features, estimate, previous)
+    def watch(*inputs):
+        seen.append(inputs)
+        return factors(*inputs)
 
-    model.predictor.states = watch
+    model.prediction_factors = watch
     output = pipeline(num_samples=2, num_inference_steps=9, generator=seeded(0))
-    assert shown == [False, True] * (len(shown) // 2)
-    assert output.num_function_evaluations == len(shown)
+    # No Ê is given from outside; the call for the first one has zeros.
+    assert [inputs[4] is None for inputs in seen] == [True, False] * (len(seen) // 2)
+    assert not any(inputs[4].any() for inputs in seen[1::2])
+    assert all(torch.equal(outer[0], inner[0]) for outer, inner in zip(seen[::2], seen[1::2]))
+    assert output.num_function_evaluations == len(seen)

@@ -30,7 +30,7 @@ class PredictorLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.attention_dropout = config.attention_probs_dropout_prob
 
-    def forward(self, x: Tensor, memory: Tensor | None, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
         """`bias` is added to the attention scores, `(heads, x, memory)`."""
         normed = self.attention_norm(x)
         seen = normed if memory is None else memory
@@ -54,12 +54,14 @@ class BlockPredictor(nn.Module):
 
         p(x_i | z) ∝ p(z_i | x_i) p(x_i | z_j for j ≠ i)
 
-    where tokens get their noise independently (for NFDM, as long as its process is not deformed). In blocks of one token the predictor thus sees no noise at all.
+    where tokens get their noise independently (for NFDM, as long as its process is not deformed). In blocks of one token the predictor thus sees no
+    noise at all. With self-conditioning the first Ê of the others tells of it.
     """
 
     def __init__(self, config: TextDiffusionConfig, context_dim: int | None = None):
         super().__init__()
         size = config.hidden_size
+        self.config = config
         self.block_length = config.block_length
         self.sees_own_latent = config.prediction_type == "embedding"
         self.reads_latents = self.sees_own_latent or self.block_length > 1
@@ -161,6 +163,10 @@ class BlockPredictor(nn.Module):
 
     def _attention_bias(self, queries: Tensor, keys: Tensor, seen: Tensor, x: Tensor) -> Tensor:
         """What is added to the attention scores, `(heads or 1, queries, keys)`: the bias of distances, and -∞ for what is not seen."""
+        if self.config._attn_implementation not in (None, "sdpa"):
+            raise ValueError(
+                f"A text in blocks needs attention 'sdpa', which adds a bias to the scores; it is {self.config._attn_implementation!r}."
+            )
         if self.relative_positions is None:
             bias = x.new_zeros(1, len(queries), len(keys))
         else:

@@ -51,11 +51,12 @@ class TextDiffusionConfig(PreTrainedConfig):
         prediction_type: `"embedding"`, the paper's: the predictor's output is Ê. `"categorical"`: it gives logits over the vocabulary
             around the posterior of a single token, exact for MuLAN and Diffusion-LM and that of the undeformed process for NFDM; Ê is
             the mean embedding under them.
-        posterior_features: the predictor also sees that posterior of each token given its own latent, for `"categorical"`.
+        posterior_features: the predictor reads tokens by the rows of its output matrix, too: of noisy ones the mean row under that posterior
+            given their own latent, of clean ones, in the blocks before, their row; for `"categorical"`.
         neighbor_mixing: every position of the predictor's input also sees this many neighbours on each side (a convolution), which spares
-            attention from learning to look there; 0 for none, as in the paper.
+            attention from learning to look there; 0 for none, as in the paper. In blocks it is the clean tokens that see those before them.
         self_conditioning: the predictor is called twice and sees its first Ê in the second call (after Chen et al. 2022, who take the Ê of the
-            sampling step before: then Ê is no function of z, and nothing bounds the likelihood of the samples).
+            sampling step before: then Ê is no function of z, and nothing bounds the likelihood of the samples). No gradient goes through the first call.
         relative_position_bias: attention scores of the predictor get a learned bias for each distance between positions.
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of

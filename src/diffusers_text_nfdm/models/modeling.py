@@ -42,7 +42,7 @@ class TextDiffusionModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    # The modulations of a block are computed before it is called.
+    # The modulations of a block are computed before it is called. A model has those of its parts.
     _no_split_modules = ["BertLayer", "PredictorLayer", "Block", "Modulation"]
 
     num_monitored_tokens = 256
@@ -62,6 +62,8 @@ class TextDiffusionModel(PreTrainedModel):
         self.time_sampler = (
             BucketTimeSampler(config.num_time_buckets) if config.time_sampler == "buckets" else UniformTimeSampler()
         )
+        present = {type(module).__name__ for module in self.modules()}
+        self._no_split_modules = [name for name in type(self)._no_split_modules if name in present]
         self.post_init()
 
     @abstractmethod
@@ -145,12 +147,12 @@ class TextDiffusionModel(PreTrainedModel):
 
     def decode(self, z_0: Tensor, context: Tensor | None = None) -> Tensor:
         """Logits of `p(x_i | z_0)`: `z_0 Embᵀ + b`, or with the Gaussian decoder `(α₀ z_0 Embᵀ - α₀² |Emb|²/2) / σ₀² + b`."""
-        hidden, weight, bias = self.decoder_factors(z_0, context)
+        states, weight, bias = self.decoder_factors(z_0, context)
         with self._full_precision(z_0):
-            return hidden @ weight.T + bias
+            return states @ weight.T + bias
 
     def decoder_factors(self, z_0: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """`(hidden, weight, bias)` with logits `hidden weightᵀ + bias`, so that a loss need not hold the logits."""
+        """`(states, weight, bias)` with logits `states weightᵀ + bias`, so that a loss need not hold the logits."""
         table, bias = self.embedding_table(), self.token_bias.to(self.latent_dtype)
         if self.config.decoder == "linear":
             return z_0, table, bias
@@ -347,8 +349,8 @@ class TextDiffusionModel(PreTrainedModel):
             t: times `(batch,)` at which the diffusion integrand is wanted, the same for all blocks of a text, instead of random ones.
             draws: the random numbers, instead of new ones from `generator`.
             context_weight: weight of the context's divergence in `loss` (KL warm-up); `bound` always has it whole.
-            cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times, which trains the predictor
-                alone. It has the same optimum and, without the bound's weights, far less noise; steps of the two are mixed in training.
+            cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times, which trains no embedding and no
+                forward process. It has the same optimum and, without the bound's weights, far less noise; steps of the two are mixed in training.
             hidden_share: share of the positions that `cross_entropy` hides, as if their latents were only noise. Tokens of equal noise become
                 known at about the same time; hidden ones have to be learned from their neighbours, and what is learned there serves at all times.
         """
@@ -357,6 +359,8 @@ class TextDiffusionModel(PreTrainedModel):
             raise ValueError(
                 f"`cross_entropy` is True with `prediction_type` {self.config.prediction_type!r}; only 'categorical' has logits."
             )
+        if hidden_share and not cross_entropy:
+            raise ValueError(f"`hidden_share` is {hidden_share} without `cross_entropy`; the bound sees everything.")
         if draws is None:
             draws = self.draw(len(input_ids), generator, input_ids.device)
         if t is None:
@@ -432,8 +436,9 @@ class TextDiffusionModel(PreTrainedModel):
             embeddings = self.embed(input_ids)
             context, _ = self.encode_context(embeddings, draws.context_noise)
             context = self.per_block(context)
-            path = self.forward_process.marginal(self.split(embeddings), times, context)
-            z = path.sample(self.split(draws.noise))
+            z = self.split(draws.noise)
+            if hidden_share < 1:
+                z = self.forward_process.marginal(self.split(embeddings), times, context).sample(z)
         inputs = z, times, context, self.encode_all_previous(input_ids, predictor_only=True)
         # There is no z_0 here that would need its noise.
         hidden = torch.special.ndtr(self.split(draws.initial_noise)[..., 0]) < hidden_share if hidden_share else None

@@ -31,8 +31,8 @@ class NFDMTextPipelineOutput(BaseOutput):
         texts: the generated texts (`output_type="text"`).
         sequences: token ids `(num_samples, max_length)` (`"text"` and `"seq"`).
         latents: z_0 `(num_samples, max_length, dim)` (`"latent"`).
-        trajectory: best tokens at every predictor call, `(num_calls, num_samples, max_length)`, when asked for.
-        trajectory_times: the times of these calls, `(num_calls, num_samples)`.
+        trajectory: best tokens of every Ê, `(predictions, num_samples, max_length)`, when asked for.
+        trajectory_times: their times, `(predictions, num_samples)`.
         num_function_evaluations: predictor calls that each sample took, two for each time with self-conditioning (the most of any batch, for
             an adaptive scheduler).
     """
@@ -111,7 +111,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
 
         Args:
             num_samples: number of texts, by default one, or as many as there are `latents`.
-            num_inference_steps: steps of the scheduler, 64 by default, shared out evenly to the blocks of a text if it has several. The
+            num_inference_steps: steps of the scheduler, by default 64 or one for each block, shared out evenly to the blocks of a text if it has several. The
                 paper uses 2000, and 64 and 32 in an ablation.
             batch_size: texts made at a time. A sample does not depend on it.
             timesteps: the times themselves, decreasing, in (0, 1], instead of a number of steps; the same for every block.
@@ -120,7 +120,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             temperature, top_k, top_p: sample the tokens from the decoder's logits instead of taking the most probable ones.
             clamp_predictions: move each Ê to its nearest embedding before the step (the clamping trick of Diffusion-LM).
             output_type: `"text"`, `"seq"` (token ids) or `"latent"` (z_0).
-            return_trajectory: also return the best tokens at every predictor call; blocks to come are padding.
+            return_trajectory: also return the best tokens of every Ê; blocks to come are padding.
             callback_on_step_end: called as `callback(pipeline, step, timestep, tensors)` after every step with the tensors named in
                 `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens` (its best tokens), each
                 of the block in work. It may return a dict whose `latents` replace those of the pipeline. Between the stages of one step of Heun or
@@ -129,7 +129,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if num_samples is None:
             num_samples = 1 if latents is None else len(latents)
         if num_inference_steps is None and timesteps is None:
-            num_inference_steps = 64
+            num_inference_steps = max(64, self.model.config.num_blocks)
         self._check_call(
             num_samples, batch_size, generator, latents, temperature, top_k, top_p, clamp_predictions, output_type,
             callback_on_step_end_tensor_inputs,
@@ -244,7 +244,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         return [num_inference_steps // blocks + (block < num_inference_steps % blocks) for block in range(blocks)]
 
     def _count_calls(self, steps: list[int | None], timesteps: Sequence[float] | None) -> float:
-        """Predictor calls of a batch."""
+        """How many Ê a batch takes."""
         calls = 0
         for num_steps in steps:
             self._set_timesteps(num_steps, timesteps)

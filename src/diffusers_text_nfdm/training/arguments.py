@@ -213,6 +213,15 @@ class TrainingArguments:
             raise ValueError(
                 f"`hidden_share` is {self.hidden_share}; it needs `cross_entropy_steps` above 0, which hide."
             )
+        blocks = self.max_length // (self.model_config.get("block_size") or self.max_length)
+        if self.sampling_steps < blocks:
+            raise ValueError(
+                f"`sampling_steps` is {self.sampling_steps}; texts of {blocks} blocks take at least one step for each."
+            )
+        if self.scheduler_config.get("prediction") == "tokens" and prediction_type != "categorical":
+            raise ValueError(
+                f"`scheduler_config` has `prediction` 'tokens' with `prediction_type` {prediction_type!r}; only 'categorical' has tokens to draw."
+            )
         if self.streaming and self.cooccurrence_embeddings:
             raise ValueError(
                 "`cooccurrence_embeddings` needs the texts before training, which a stream does not have."

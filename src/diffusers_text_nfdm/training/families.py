@@ -65,9 +65,9 @@ class DiffusionFamily:
         warmup = arguments.context_warmup_steps
         shared = {
             "context_weight": min(1.0, (step + 1) / warmup) if warmup else 1.0,
-            "cross_entropy": (step + 1) % (arguments.cross_entropy_steps + 1) > 0,
-            "hidden_share": arguments.hidden_share,
         }
+        if (step + 1) % (arguments.cross_entropy_steps + 1):
+            shared |= {"cross_entropy": True, "hidden_share": arguments.hidden_share}
         return lambda start, stop: {"draws": draws.slice(start, stop), **shared}
 
     def likelihood(self, model: TextDiffusionModel, rows: dict[str, Tensor], num_draws: int) -> LikelihoodEstimate:

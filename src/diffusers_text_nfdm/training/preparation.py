@@ -149,7 +149,7 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
             model.set_embeddings(table(model.get_input_embeddings().embedding_dim))
             if getattr(config, "prediction_type", None) == "categorical":
                 model.set_token_rows(table(config.hidden_size))
-        # An untrained categorical model knows the frequencies, and its bound is already where it will be learned.
+        # An untrained categorical model knows the frequencies, and most of its bound is already where it will be learned.
         if getattr(config, "prediction_type", None) == "categorical" and config.time_sampler == "buckets":
             _start_time_sampler(model, ids)
     if arguments.gradient_checkpointing:
