@@ -44,7 +44,15 @@ def config(data, tmp_path_factory):
         cross_entropy_steps=1,
         hidden_share=0.5,
         cooccurrence_embeddings=True,
-        model_config={"prediction_type": "categorical", "decoder": "gaussian", "self_conditioning": True},
+        sampling_steps=3,
+        model_config={
+            "block_size": 8,
+            "previous_num_layers": 1,
+            "prediction_type": "categorical",
+            "posterior_features": True,
+            "decoder": "gaussian",
+            "self_conditioning": True,
+        },
     )
     path.write_text(settings.to_yaml())
     return path
