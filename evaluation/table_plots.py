@@ -59,7 +59,7 @@ def plot_likelihood(results: dict) -> Figure | None:
     axes.set_xlim(lowest / 2, max(values) * 3)
     axes.invert_yaxis()
     axes.set(
-        xlabel="nats per text (log scale)", title="-log p(x) of held-out texts: bounds, and exact for the baseline"
+        xlabel="nats per text (log scale)", title="-log p(x) of held-out texts, or its bound"
     )
     return figure
 

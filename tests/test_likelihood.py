@@ -321,7 +321,7 @@ def test_dataset_error_is_that_of_a_mean_and_of_a_ratio_of_means():
     model, log_frequencies = exact_model("mulan")
     ids, information = sample_tokens(log_frequencies, 200)
     tokens = torch.randint(1, LENGTH + 1, (200,))
-    estimate = estimate_likelihood(model, ids, tokens, num_draws=64, batch_size=200)
+    estimate = estimate_likelihood(model, ids, tokens, num_draws=128, batch_size=200)
     story, token = estimate.nats_per_story, estimate.nats_per_token
     of_texts = information.std().item() / math.sqrt(200)
     assert story.monte_carlo_error < 0.6 * of_texts
