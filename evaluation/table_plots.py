@@ -58,9 +58,7 @@ def plot_likelihood(results: dict) -> Figure | None:
     lowest = min([*values, *([] if entropy is None else [entropy])])
     axes.set_xlim(lowest / 2, max(values) * 3)
     axes.invert_yaxis()
-    axes.set(
-        xlabel="nats per text (log scale)", title="-log p(x) of held-out texts, or its bound"
-    )
+    axes.set(xlabel="nats per text (log scale)", title="-log p(x) of held-out texts, or its bound")
     return figure
 
 
