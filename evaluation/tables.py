@@ -184,13 +184,12 @@ def usable_samplings(samplings: Sequence[str], arguments: TrainingArguments) -> 
     if arguments.model_type == AutoregressiveConfig.model_type:
         return None
     categorical = arguments.model_config.get("prediction_type") == "categorical"
-    blocks = arguments.max_length // (arguments.model_config.get("block_size") or arguments.max_length)
     return [
         one
         for one in samplings
         if not (arguments.model_type == "nfdm" and "noise_fraction=snr" in one)
         and (categorical or "prediction=tokens" not in one)
-        and Sampling.parse(one).num_inference_steps >= blocks
+        and Sampling.parse(one).num_inference_steps >= arguments.num_blocks
     ]
 
 

@@ -71,6 +71,11 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
         (["--learning_rate", "nan"], "`learning_rate` is nan; it must be above 0"),
         (["--warmup_steps", "-1"], "`warmup_steps` is -1; it must be at least 0"),
         (["--ema_decay", "1"], "`ema_decay` is 1.0; it must be in [0, 1)"),
+        (["--config", "stories-tiny", "--sampling_steps", "32"], "`sampling_steps` is 32; texts of 64 blocks take"),
+        (
+            "--model_config prediction_type=embedding posterior_features=false --cross_entropy_steps 0 --hidden_share 0".split(),
+            "`scheduler_config` has `prediction` 'tokens' with `prediction_type` 'embedding'",
+        ),
         (["--hidden_share", "1.5"], "`hidden_share` is 1.5; it must be in [0, 1]"),
         (
             ["--config", "stories-tiny", "--cross_entropy_steps", "0"],

@@ -213,10 +213,9 @@ class TrainingArguments:
             raise ValueError(
                 f"`hidden_share` is {self.hidden_share}; it needs `cross_entropy_steps` above 0, which hide."
             )
-        blocks = self.max_length // (self.model_config.get("block_size") or self.max_length)
-        if self.sampling_steps < blocks:
+        if self.sampling_steps < self.num_blocks:
             raise ValueError(
-                f"`sampling_steps` is {self.sampling_steps}; texts of {blocks} blocks take at least one step for each."
+                f"`sampling_steps` is {self.sampling_steps}; texts of {self.num_blocks} blocks take at least one step for each."
             )
         if self.scheduler_config.get("prediction") == "tokens" and prediction_type != "categorical":
             raise ValueError(
@@ -238,6 +237,11 @@ class TrainingArguments:
                 raise ValueError(
                     f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not have{_suggest(key, known)}"
                 )
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of a text."""
+        return self.max_length // (self.model_config.get("block_size") or self.max_length)
 
     def _check_autoregressive(self) -> None:
         for name in (
