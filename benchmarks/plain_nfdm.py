@@ -15,8 +15,8 @@ from torch.autograd.functional import jvp
 
 from diffusers_text_nfdm import NFDMModel
 from diffusers_text_nfdm.models.outputs import Draws
-from diffusers_text_nfdm.models.time_embedding import TimeEmbedding
-from diffusers_text_nfdm.models.transformer import Block, Transformer
+from diffusers_text_nfdm.networks.time_embedding import TimeEmbedding
+from diffusers_text_nfdm.networks.transformer import Block, Transformer
 
 
 def plain_loss(model: NFDMModel, input_ids: Tensor, draws: Draws) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import training_steps
 from transformers.utils import logging
 
-from diffusers_text_nfdm.models.compilation import missing_compiler
+from diffusers_text_nfdm.networks.compilation import missing_compiler
 
 
 PARTS = ("training", "samplers", "memory", "autoregressive")

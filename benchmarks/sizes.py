@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from diffusers_text_nfdm import NFDMConfig, NFDMModel
-from diffusers_text_nfdm.models.transformer import Modulation
+from diffusers_text_nfdm.networks.transformer import Modulation
 
 
 SIZES = {

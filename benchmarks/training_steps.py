@@ -10,7 +10,7 @@ from sizes import BATCH_SIZES, make_model
 from timing import interleaved, matrix_operations, measured_peak, medians
 
 from diffusers_text_nfdm import NFDMModel
-from diffusers_text_nfdm.models.compilation import compile_blocks
+from diffusers_text_nfdm.networks.compilation import compile_layers
 from diffusers_text_nfdm.training import TrainingArguments
 from diffusers_text_nfdm.training.optimization import build_optimizers
 
@@ -42,7 +42,7 @@ def measure(size: str, repeats: int, compiled: bool) -> dict[str, float]:
     if compiled:
         torch.compiler.reset()  # After another size, code would be made for all shapes, and be slower.
         compiled_model = make_model(size)
-        compile_blocks(compiled_model)
+        compile_layers(compiled_model)
         steps["compiled"] = lambda: step(compiled_model, our_loss)
     seconds = medians(interleaved(steps, repeats))
     optimizers = build_optimizers(ours, TrainingArguments.from_config("rocstories-nfdm"))

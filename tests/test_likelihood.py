@@ -16,7 +16,7 @@ from tiny import LENGTH, MODELS, PREDICTION_TYPES, VOCAB, make_config, make_ids,
 
 from diffusers_text_nfdm import NFDMConfig, NFDMModel, WordTokenizer
 from diffusers_text_nfdm.data import prepare_dataset
-from diffusers_text_nfdm.importance_weighting import importance_weighted_bound, step_variance
+from diffusers_text_nfdm.likelihood.importance_weighting import importance_weighted_bound, step_variance
 from diffusers_text_nfdm.likelihood import FittedTimes, estimate_likelihood, fit_times
 from diffusers_text_nfdm.stories import StoryGrammar
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from tiny import relative_error
 
 from diffusers_text_nfdm import linear_cross_entropy as module
-from diffusers_text_nfdm.linear_cross_entropy import linear_cross_entropy
+from diffusers_text_nfdm.networks.linear_cross_entropy import linear_cross_entropy
 
 
 BATCH, LENGTH, DIM, VOCAB = 3, 7, 5, 13

@@ -5,9 +5,9 @@ from diffusers import SchedulerMixin  # noqa: F401
 from transformers import PreTrainedModel, PreTrainedTokenizerFast  # noqa: F401
 
 from .baseline import AutoregressiveConfig, AutoregressiveModel, AutoregressivePipeline
+from .clocks import BlockClock, Clock, RampClock, SharedClock
 from .data import load_text_dataset, prepare_dataset
-from .importance_weighting import importance_weighted_bound
-from .likelihood import LikelihoodEstimate, estimate_likelihood, exact_likelihood
+from .likelihood import LikelihoodEstimate, estimate_likelihood, exact_likelihood, importance_weighted_bound
 from .models import (
     DiffusionLMConfig,
     DiffusionLMModel,
@@ -29,6 +29,8 @@ __all__ = [
     "AutoregressiveConfig",
     "AutoregressiveModel",
     "AutoregressivePipeline",
+    "BlockClock",
+    "Clock",
     "DiffusionLMConfig",
     "DiffusionLMModel",
     "LikelihoodEstimate",
@@ -39,8 +41,10 @@ __all__ = [
     "NFDMModel",
     "NFDMTextPipeline",
     "NFDMTextPipelineOutput",
+    "RampClock",
     "ReverseODEScheduler",
     "ReverseSDEScheduler",
+    "SharedClock",
     "TextDiffusionConfig",
     "TextDiffusionModel",
     "TextDiffusionOutput",

@@ -1,64 +1,132 @@
-"""The variational bound term by term, each per example and in nats.
+"""The variational bound, term by term, per token and in nats.
 
-    -log p(x) <= reconstruction + diffusion + prior (+ context)
+    -log p(x_unknown | x_known) <= Σ_i reconstruction_i + diffusion_i + prior_i (+ context)
 
-The terms are sums over positions and dimensions; every position counts, padding included.
+The sum is over the unknown tokens, padding included. Tokens that stand still (not yet started, finished, known) have rate 0 and
+no diffusion term.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .forward_processes import ForwardProcess, Marginal, MovingMarginal
-from .linear_cross_entropy import linear_cross_entropy
+from .forward_processes import Marginal, MovingMarginal
+from .networks.dual import Dual
+from .networks.linear_cross_entropy import linear_cross_entropy
 
 
-def diffusion(
-    process: ForwardProcess,
-    moving_marginal: Callable[[Tensor], MovingMarginal],
-    path: MovingMarginal,
-    embeddings: Tensor,
-    prediction: Tensor,
-    z: Tensor,
-    t: Tensor,
-    context: Tensor | None = None,
-) -> Tensor:
-    """The integrand at t of the diffusion term `E_t [ ||f_B(z,t,E) - f_B(z,t,Ê)||² / (2 g²) ]`.
+if TYPE_CHECKING:
+    from .models import Draws, TextDiffusionModel
 
-    `moving_marginal` is that of the process at t, `path` its value for the true embeddings, `z` a sample of it. A process with a
-    signal-to-noise ratio has the short form `½ e^{-γ} γ̇ ||E - Ê||²`.
+
+@dataclass
+class BoundTerms:
+    """Terms of the bound, `(batch, seq)` but for the context's, `(batch,)`; zero for known tokens.
+
+    Args:
+        diffusion: how far the predicted reverse drift is from the true one, at the token times, by their rates.
+        squared_error: `||E - Ê||²`, the short form without its weight: a training objective, never a likelihood.
+        reconstruction: what decoding z_0 costs.
+        correct: whether z_0 decodes to the token.
+        prior: what is left of the data at t = 1.
+        context: what MuLAN's context costs.
+        next_token: `-log p(x_i | x_<i)` of the clean stream, `(batch, seq - 1)`, where it was asked for.
     """
-    weight = process.diffusion_weight(t, context)
+
+    diffusion: Tensor
+    squared_error: Tensor
+    reconstruction: Tensor
+    correct: Tensor
+    prior: Tensor
+    context: Tensor
+    next_token: Tensor | None = None
+
+
+def bound(
+    model: TextDiffusionModel,
+    input_ids: Tensor,
+    times: Dual,
+    draws: Draws,
+    known: Tensor | None = None,
+    block_size: int | None = None,
+    next_token: bool = False,
+) -> BoundTerms:
+    """The terms at the token times, for one draw of the noise."""
+    process, E = model.forward_process, model.embed(input_ids)
+    c, context = model.encode_context(E, draws.context_noise)
+    clean, next_token_losses = model.clean_stream(input_ids, block_size, next_token)
+
+    # Diffusion: ||f_B(z, u, E) - f_B(z, u, Ê)||² / (2 g²), or in short w ||E - Ê||².
+    path = process.path(times, c, block_size)
+    true = path(E)
+    z = keep_known(known, process.initial_marginal(E, c).mean, true.sample(draws.noise))
+    prediction = model.denoise(z, times.value, c, clean, model.shown_prediction(draws, z, times.value, c, clean))
+    E_hat = keep_known(known, E, prediction.embeddings)
+    squared_error = (E - E_hat).square()
+    weight = process.diffusion_weight(times, c)
     if weight is not None:
-        return (weight * (embeddings - prediction).square()).sum((-1, -2))
-    return drift_matching(path, moving_marginal(prediction), z, process.squared_volatility(t, context))
+        diffusion = (weight * squared_error).sum(-1)
+    else:
+        diffusion = drift_matching(true, path(E_hat), z, process.squared_volatility(times, c))
+
+    # Reconstruction: -log p(x | z_0). Without it the embeddings collapse.
+    z_0 = process.initial_marginal(E, c).sample(draws.initial_noise)
+    reconstruction, correct = linear_cross_entropy(*model.decoder_factors(z_0, c), input_ids)
+
+    # Prior: KL(q(z_1 | x) || N(0, I)).
+    prior = process.terminal_marginal(E, c).kl_to_standard_normal().sum(-1)
+
+    squared_error = squared_error.sum(-1)
+    if known is not None:
+        diffusion, squared_error, reconstruction, prior = (
+            term.masked_fill(known, 0) for term in (diffusion, squared_error, reconstruction, prior)
+        )
+    return BoundTerms(diffusion, squared_error, reconstruction, correct, prior, context, next_token_losses)
+
+
+def cross_entropy(
+    model: TextDiffusionModel,
+    input_ids: Tensor,
+    t: Tensor,
+    draws: Draws,
+    known: Tensor | None = None,
+    block_size: int | None = None,
+    next_token: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """`-log p(x_i | z)` of every token at the times t, and that of the clean stream where it is asked for.
+
+    It has the optimum of the bound and, without its weights, far less noise. It trains the predictor alone.
+    """
+    process = model.forward_process
+    with torch.no_grad():
+        E = model.embed(input_ids)
+        c, _ = model.encode_context(E, draws.context_noise)
+        z = process.marginal(E, t, c, block_size).sample(draws.noise)
+        z = keep_known(known, process.initial_marginal(E, c).mean, z)
+    clean, next_token_losses = model.clean_stream(input_ids, block_size, next_token, detach_process=True)
+    shown = model.shown_prediction(draws, z, t, c, clean)
+    prediction = model.denoise(z, t, c, clean, shown, detach_process=True)
+    losses, _ = linear_cross_entropy(*prediction.factors, input_ids)
+    return losses if known is None else losses.masked_fill(known, 0), next_token_losses
 
 
 def drift_matching(
     path: MovingMarginal, predicted_path: MovingMarginal, z: Tensor, squared_volatility: Tensor
 ) -> Tensor:
-    """`||f_B(z,t,E) - f_B(z,t,Ê)||² / (2 g²)`, for any process."""
+    """`||f_B(z, u, E) - f_B(z, u, Ê)||² / (2 g²)` per token, for any process; zero where nothing moves."""
     difference = path.reverse_drift(z, squared_volatility) - predicted_path.reverse_drift(z, squared_volatility)
-    return (difference.square() / (2 * squared_volatility)).sum((-1, -2))
+    moving = squared_volatility > 0
+    squared_volatility = torch.where(moving, squared_volatility, 1)
+    return torch.where(moving[..., 0], (difference.square() / (2 * squared_volatility)).sum(-1), 0)
 
 
-def rescaled_diffusion(embeddings: Tensor, prediction: Tensor) -> Tensor:
-    """`||E - Ê||²`: the short form without its weight. A training objective, never a likelihood."""
-    return (embeddings - prediction).square().sum((-1, -2))
-
-
-def reconstruction(hidden: Tensor, weight: Tensor, bias: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """`-log p(x | z) = -Σ_i log softmax(hidden_i weightᵀ + bias)[x_i]`, and the share of tokens with the largest logit."""
-    losses, correct = linear_cross_entropy(hidden, weight, bias, input_ids)
-    return losses.sum(-1), correct.to(losses.dtype).mean(-1)
-
-
-def prior(terminal: Marginal) -> Tensor:
-    """`KL(q(z_1 | x) || N(0, I))`."""
-    return terminal.kl_to_standard_normal().sum((-1, -2))
+def keep_known(known: Tensor | None, given: Tensor, values: Tensor) -> Tensor:
+    """The values, and what is given for known tokens."""
+    return values if known is None else torch.where(known[..., None], given, values)
 
 
 def context_divergence(mean: Tensor, log_variance: Tensor) -> Tensor:

@@ -1,13 +1,18 @@
-"""Where in time the bound is estimated: t = T(u) for uniform u, with the weight `1 / p(t)` that keeps the estimate unbiased."""
+"""Where in time the bound is estimated: t = T(s) for uniform s, with the rate `dT/ds = 1 / p(t)` that keeps the estimate unbiased.
+
+The rate of a token's time is its weight in the bound, so a time density is one more monotone map behind a clock.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from .networks.dual import Dual
 
-# Added to a term before its logarithm is taken.
-SMALLEST_TERM = 0.01
+
+# Added to a token's term before its logarithm is taken.
+SMALLEST_TERM = 2e-4
 
 
 def stratify(uniforms: Tensor) -> Tensor:
@@ -19,26 +24,39 @@ def stratify(uniforms: Tensor) -> Tensor:
     return (uniforms[:1] + torch.arange(n, dtype=uniforms.dtype, device=uniforms.device) / n) % 1
 
 
+def piecewise_times(uniforms: Tensor, edges: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
+    """`t` by the inverse of the cumulative distribution, and `1 / p(t)`, for a density that is constant between `edges`.
+
+    Args:
+        uniforms: any shape.
+        edges: `(n + 1,)`, from 0 to 1.
+        masses: `(n,)`, the probability of each interval; they sum to one.
+    """
+    upper = torch.cumsum(masses, 0)
+    interval = torch.searchsorted(upper, uniforms.contiguous(), right=True).clamp_max(len(masses) - 1)
+    mass, width = masses[interval], edges.diff()[interval]
+    inside = ((uniforms - (upper[interval] - mass)) / mass).clamp(0, 1)
+    t = edges[interval] + inside * width
+    # Text and noise themselves, whatever the rounding.
+    return torch.where((uniforms == 0) | (uniforms == 1), uniforms, t), width / mass
+
+
 class UniformTimeSampler(nn.Module):
-    """`t = u`, weight 1."""
+    """`t = s`."""
 
-    def forward(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        return uniforms, torch.ones_like(uniforms)
+    def forward(self, times: Dual) -> Dual:
+        return times
 
-    def fitting_loss(self, t: Tensor, term: Tensor) -> Tensor:
-        return torch.zeros_like(t)
-
-    def time_grid(self, num_steps: int) -> Tensor:
-        """`num_steps + 1` times from 1 to 0, equally spaced."""
-        return torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
+    def fitting_loss(self, times: Dual, terms: Tensor) -> Tensor:
+        return terms.new_zeros(len(terms))
 
 
 class BucketTimeSampler(nn.Module):
     """A piecewise constant density over equal buckets of [0, 1], learned to follow the diffusion term.
 
-    `a_k` estimates the log of the diffusion term in bucket k and `p(t) ∝ (1-ε) exp(a_k) + ε·mean`, close to the density of least
-    variance. The uniform share ε bounds the weights `1/p` by `1/ε`. The same buckets place more sampling steps where the bound
-    has more mass: `time_grid` gives each step an equal share of p.
+    `a_k` estimates the log of a token's diffusion term in bucket k and `p(t) ∝ (1-ε) exp(a_k) + ε·mean`, close to the density of
+    least variance. The uniform share ε bounds the weights `1/p` by `1/ε`. The same density places more sampling steps where
+    the bound has more mass.
     """
 
     def __init__(self, num_buckets: int = 100, uniform_share: float = 0.1):
@@ -48,7 +66,7 @@ class BucketTimeSampler(nn.Module):
 
     @torch.no_grad()
     def set_terms(self, t: Tensor, term: Tensor) -> None:
-        """Start at the mean of the diffusion terms `term` seen at the times `t`, of which every bucket must have one."""
+        """Start at the mean of a token's diffusion terms `term` seen at the times `t`, of which every bucket must have one."""
         bucket = self._bucket(t)
         sums = torch.zeros(len(self.log_terms), dtype=torch.float64).index_add_(0, bucket.cpu(), term.double().cpu())
         means = sums / torch.bincount(bucket.cpu(), minlength=len(self.log_terms))
@@ -60,26 +78,32 @@ class BucketTimeSampler(nn.Module):
         log_terms = self.log_terms.detach().to(torch.promote_types(self.log_terms.dtype, torch.float32))
         return (1 - self.uniform_share) * torch.softmax(log_terms, 0) + self.uniform_share / len(log_terms)
 
-    def forward(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """`t` by the inverse of the cumulative distribution, and `1 / p(t)`. No gradient flows through either."""
-        probabilities = self.probabilities().to(uniforms.dtype)
-        n = len(probabilities)
-        upper = torch.cumsum(probabilities, 0)
-        bucket = torch.searchsorted(upper, uniforms, right=True).clamp_max(n - 1)
-        p = probabilities[bucket]
-        inside = ((uniforms - (upper[bucket] - p)) / p).clamp(0, 1)
-        return (bucket + inside) / n, 1 / (p * n)
+    def forward(self, times: Dual) -> Dual:
+        """`T(s)` and its rate. No gradient flows through either."""
+        s = times.value
+        masses = self.probabilities().to(s.dtype)
+        edges = torch.linspace(0, 1, len(masses) + 1, dtype=s.dtype, device=s.device)
+        t, slope = piecewise_times(s, edges, masses)
+        return Dual(t, None if times.rate is None else times.rate * slope)
 
-    def fitting_loss(self, t: Tensor, term: Tensor) -> Tensor:
-        """`½ (a_k - log(term + 0.01))²` per example, for the bucket k of t. Scale-free, and zero gradient to the model."""
-        return 0.5 * (self.log_terms[self._bucket(t)] - torch.log(term.detach() + SMALLEST_TERM)).square()
+    def fitting_loss(self, times: Dual, terms: Tensor) -> Tensor:
+        """`½ Σ_k (a_k - log(mean term in bucket k + floor))²` over the buckets of a text's tokens, by their share of the tokens.
+
+        Args:
+            times: `(batch, seq)` or `(batch, 1)`; tokens that do not move are left out.
+            terms: `(batch, seq)`, of which rates are taken out. No gradient goes to the model.
+        """
+        terms = terms.detach()
+        t, rate = (x.expand(terms.shape) for x in times)
+        moving = rate > 0
+        terms = torch.where(moving, terms / rate, 0)
+        bucket = self._bucket(t)
+        counts, sums = (
+            terms.new_zeros(len(terms), len(self.log_terms)).scatter_add_(1, bucket, x)
+            for x in (moving.to(terms.dtype), terms)
+        )
+        fits = (self.log_terms - torch.log(sums / counts.clamp_min(1) + SMALLEST_TERM)).square()
+        return 0.5 * (counts / terms.shape[1] * fits).sum(-1)
 
     def _bucket(self, t: Tensor) -> Tensor:
         return (t * len(self.log_terms)).long().clamp_max(len(self.log_terms) - 1)
-
-    def time_grid(self, num_steps: int) -> Tensor:
-        """`num_steps + 1` times from 1 to 0 with equal shares of p between neighbours."""
-        grid, _ = self(torch.linspace(1, 0, num_steps + 1, dtype=torch.float64, device=self.log_terms.device))
-        grid = grid.cpu()
-        grid[0], grid[-1] = 1, 0
-        return grid

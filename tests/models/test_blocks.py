@@ -8,7 +8,7 @@ from tiny import MODELS, VOCAB, gradients, make_config, make_inputs, make_model,
 
 from diffusers_text_nfdm import estimate_likelihood
 from diffusers_text_nfdm.models.outputs import Draws
-from diffusers_text_nfdm.models.predictor import TokenLayer
+from diffusers_text_nfdm.networks.token_layer import TokenLayer
 
 
 LENGTH, BLOCK, TEXTS = 6, 2, 3

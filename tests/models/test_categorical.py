@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny import CONTEXT, DIM, LENGTH, MODELS, VOCAB, make_config, randomize
 
-from diffusers_text_nfdm.models.cooccurrence import cooccurrence_embeddings
-from diffusers_text_nfdm.models.predictor import RelativePositionBias
+from diffusers_text_nfdm.networks.cooccurrence import cooccurrence_embeddings
+from diffusers_text_nfdm.networks.token_layer import RelativePositionBias
 
 
 EVERYTHING = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import make_ids, make_model, relative_error, seeded
 
-from diffusers_text_nfdm.models.compilation import REPEATED, compile_blocks, missing_compiler
+from diffusers_text_nfdm.networks.compilation import REPEATED, compile_layers, missing_compiler
 
 
 def compiled_blocks(model):
@@ -17,7 +17,7 @@ def test_without_a_compiler_the_model_stays_as_it_is_with_a_warning(monkeypatch)
     monkeypatch.setenv("CXX", "no-such-compiler")
     model = make_model("nfdm")
     with pytest.warns(UserWarning, match="there is no C\\+\\+ compiler \\(`no-such-compiler`"):
-        assert not compile_blocks(model)
+        assert not compile_layers(model)
     assert not compiled_blocks(model)
 
 
@@ -30,7 +30,7 @@ def test_all_blocks_of_predictor_and_forward_network_are_compiled_and_the_weight
     monkeypatch.setenv("CXX", "true")  # Found, and not called before the first call of a block.
     model = make_model("nfdm")
     names = list(model.state_dict())
-    assert compile_blocks(model)
+    assert compile_layers(model)
     assert compiled_blocks(model) == [*model.forward_process.network.blocks, *model.predictor.encoder.layer]
     assert all(isinstance(block, REPEATED) for block in compiled_blocks(model))
     assert list(model.state_dict()) == names
@@ -44,7 +44,7 @@ def test_all_blocks_of_predictor_and_forward_network_are_compiled_and_the_weight
 def test_compiled_values_and_gradients_are_the_same_to_rounding(name, dtype, tolerance):
     torch.compiler.reset()  # PyTorch compiles a function for a limited number of cases, and then no more.
     plain, compiled = (make_model(name, dtype).train() for _ in range(2))
-    assert compile_blocks(compiled)
+    assert compile_layers(compiled)
     compiled.gradient_checkpointing_enable()
     for batch_size in (6, 3):  # The second with shapes that were not compiled for.
         ids, draws = make_ids(batch_size), plain.draw(batch_size, seeded(0))

@@ -7,10 +7,10 @@ from tiny import randomize, relative_error
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diffusers_text_nfdm.models import dual
-from diffusers_text_nfdm.models.dual import Dual
-from diffusers_text_nfdm.models.time_embedding import TimeEmbedding, fourier_features
-from diffusers_text_nfdm.models.transformer import TIME_CONDITIONINGS, Transformer, modulate
+from diffusers_text_nfdm.networks import dual
+from diffusers_text_nfdm.networks.dual import Dual
+from diffusers_text_nfdm.networks.time_embedding import TimeEmbedding, fourier_features
+from diffusers_text_nfdm.networks.transformer import TIME_CONDITIONINGS, Transformer, modulate
 
 
 LINEAR = randomize(nn.Linear(6, 6).double())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import seeded
 
-from diffusers_text_nfdm.pipelines.decoding import select_tokens
+from diffusers_text_nfdm.models.token_choice import select_tokens
 
 
 NUM_DRAWS = 20_000

@@ -3,7 +3,7 @@
 import torch
 from runs import arguments
 
-from diffusers_text_nfdm.models.cooccurrence import cooccurrence_embeddings
+from diffusers_text_nfdm.networks.cooccurrence import cooccurrence_embeddings
 from diffusers_text_nfdm.training.preparation import TrainingData, build_model
 
 

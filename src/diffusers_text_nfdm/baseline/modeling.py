@@ -10,7 +10,7 @@ from transformers import Cache, GPT2Model, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from ..linear_cross_entropy import linear_cross_entropy
+from ..networks.linear_cross_entropy import linear_cross_entropy
 from .configuration import AutoregressiveConfig
 
 
@@ -100,10 +100,9 @@ class AutoregressiveModel(PreTrainedModel):
         counted = ends.cumsum(1) - ends.long() == 0
         hidden = self.predictor(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state[counted]
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        with torch.autocast(hidden.device.type, enabled=False):
-            nats, correct = linear_cross_entropy(
-                hidden.to(dtype), self.predictor.wte.weight.to(dtype), self._bias().to(dtype), targets[counted]
-            )
+        nats, correct = linear_cross_entropy(
+            hidden.to(dtype), self.predictor.wte.weight.to(dtype), self._bias().to(dtype), targets[counted]
+        )
         rows = counted.nonzero()[:, 0]
         bound = nats.new_zeros(len(input_ids)).index_add(0, rows, nats)
         accuracy = nats.new_zeros(len(input_ids)).index_add(0, rows, correct.to(dtype)) / counted.sum(1)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..networks.dual import Dual
 from .base import VariancePreservingProcess
 
 
 def sqrt_schedule(t: Tensor) -> tuple[Tensor, Tensor]:
-    """`γ = logit(v)`, `γ̇ = 0.9999 / (2 v² (1 - v))` for `v = sqrt(0.9999 t + 0.000099)`.
+    """`γ = logit(v)`, `dγ/dt = 0.9999 / (2 v² (1 - v))` for `v = sqrt(0.9999 t + 0.000099)`.
 
     `1 - v = (1 - v²) / (1 + v)` keeps all digits as t -> 1, where `1 - v` is 5e-7.
     """
@@ -21,6 +22,7 @@ def sqrt_schedule(t: Tensor) -> tuple[Tensor, Tensor]:
 class DiffusionLMProcess(VariancePreservingProcess):
     """`mean = sqrt(1 - v) E`, `std = sqrt(v)`: one fixed schedule for every token."""
 
-    def gamma(self, t: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        gamma, rate = sqrt_schedule(t)
-        return gamma[:, None, None], rate[:, None, None]
+    def gamma(self, times: Dual, context: Tensor | None = None) -> Dual:
+        gamma, slope = sqrt_schedule(times.value)
+        rate = None if times.rate is None else (slope * times.rate)[..., None]
+        return Dual(gamma[..., None], rate)

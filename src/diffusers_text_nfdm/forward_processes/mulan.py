@@ -7,12 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ..networks.dual import Dual
 from .base import VariancePreservingProcess
 from .diffusion_lm import sqrt_schedule
 
 
 def squared_polynomial_integral(coefficients: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """`P(t) = ∫₀ᵗ (a s² + b s + d)² ds` and `Ṗ(t) = (a t² + b t + d)²`, for coefficients `(..., 3)`."""
+    """`P(t) = ∫₀ᵗ (a s² + b s + d)² ds` and its slope `(a t² + b t + d)²`, for coefficients `(..., 3)`."""
     a, b, d = coefficients.unbind(-1)
     rate = ((a * t + b) * t + d).square()
     value = t * (d * d + t * (b * d + t * ((b * b + 2 * a * d) / 3 + t * (a * b / 2 + t * (a * a / 5)))))
@@ -22,9 +23,10 @@ def squared_polynomial_integral(coefficients: Tensor, t: Tensor) -> tuple[Tensor
 class MuLANProcess(VariancePreservingProcess):
     """`γ'_j = γ_min + (γ_max - γ_min) P_j(t) / P_j(1)` for token position j, with `P_j` from a network of the context.
 
-    `rescaled=True` is MuLAN-Rescaled: `γ_j = γ_ref(t) + γ'_j - γ̃`, `γ̃ = log D - logsumexp_i(-γ'_i)`, so that the mean SNR
-    over the D positions is that of Diffusion-LM's schedule at every t. Then
-    `γ̇_j = γ̇_ref + γ̇'_j - Σ_i softmax(-γ')_i γ̇'_i`, which may be negative.
+    `rescaled=True` is MuLAN-Rescaled: `γ_j(t) = γ_ref(t) + γ'_j(t) - γ̃(t)`, `γ̃ = log D - logsumexp_i(-γ'_i)`, so that the
+    mean SNR over the D positions is that of Diffusion-LM's schedule at every t. Its slope
+    `dγ_j/dt = dγ_ref/dt + dγ'_j/dt - Σ_i softmax(-γ')_i dγ'_i/dt` may be negative. A token with a time of its own has the
+    γ_j of that time, where γ̃ takes all positions at that very time.
     """
 
     def __init__(
@@ -44,20 +46,27 @@ class MuLANProcess(VariancePreservingProcess):
             nn.Linear(context_dim, hidden_size), nn.SiLU(), nn.Linear(hidden_size, 3 * max_length)
         )
 
-    def gamma(self, t: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def gamma(self, times: Dual, context: Tensor | None = None) -> Dual:
         if context is None:
             raise ValueError("`context` is None, but MuLAN's noise schedule depends on the latent context `c`.")
         raw = self.coefficients(context.to(self.coefficients[0].weight.dtype))
         # d starts at one and a, b near zero: every schedule starts out linear in t.
         offset = torch.tensor([0.0, 0.0, 1.0], dtype=context.dtype, device=context.device)
         coefficients = raw.to(context.dtype).unflatten(-1, (-1, 3)) + offset
-        value, rate = squared_polynomial_integral(coefficients, t[:, None])
-        total, _ = squared_polynomial_integral(coefficients, torch.ones_like(t)[:, None])
-        span = (self.gamma_max - self.gamma_min) / total.clamp_min(torch.finfo(total.dtype).tiny)
-        gamma, gamma_rate = self.gamma_min + span * value, span * rate
+        t = times.value
+        gamma, slope = self._schedule(coefficients, t)
         if self.rescaled:
-            reference, reference_rate = sqrt_schedule(t[:, None])
-            mean_gamma = math.log(gamma.shape[-1]) - torch.logsumexp(-gamma, dim=-1, keepdim=True)
-            mean_rate = (torch.softmax(-gamma, dim=-1) * gamma_rate).sum(-1, keepdim=True)
-            gamma, gamma_rate = reference + gamma - mean_gamma, reference_rate + gamma_rate - mean_rate
-        return gamma[..., None], gamma_rate[..., None]
+            reference, reference_slope = sqrt_schedule(t)
+            # All positions at the time of each token: (batch, times, positions).
+            others, others_slope = self._schedule(coefficients[:, None], t[..., None])
+            mean_gamma = math.log(others.shape[-1]) - torch.logsumexp(-others, dim=-1)
+            mean_slope = (torch.softmax(-others, dim=-1) * others_slope).sum(-1)
+            gamma, slope = reference + gamma - mean_gamma, reference_slope + slope - mean_slope
+        return Dual(gamma[..., None], None if times.rate is None else (slope * times.rate)[..., None])
+
+    def _schedule(self, coefficients: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """`γ'` and its slope."""
+        value, slope = squared_polynomial_integral(coefficients, t)
+        total, _ = squared_polynomial_integral(coefficients, torch.ones_like(t))
+        span = (self.gamma_max - self.gamma_min) / total.clamp_min(torch.finfo(total.dtype).tiny)
+        return self.gamma_min + span * value, span * slope

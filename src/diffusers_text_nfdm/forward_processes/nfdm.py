@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..networks.dual import Dual
 from .base import ForwardProcess, Marginal, MovingMarginal
-
-
-if TYPE_CHECKING:
-    from ..models.dual import Dual
 
 
 class LearnedVolatility(nn.Module):
@@ -26,14 +22,14 @@ class LearnedVolatility(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(1, hidden_size), nn.SiLU(), nn.Linear(hidden_size, 1))
 
     def forward(self, t: Tensor) -> Tensor:
-        out = self.mlp(t[:, None].to(self.mlp[0].weight.dtype)).to(t.dtype)
-        return (F.softplus(out) + self.floor).square()[..., None]
+        out = self.mlp(t[..., None].to(self.mlp[0].weight.dtype)).to(t.dtype)
+        return (F.softplus(out) + self.floor).square()
 
 
 class MarkovianVolatility(nn.Module):
-    """`g²(t) = σ² γ̇ · e^{MLP(t)}`: the volatility with which the base process `(1-t) E + δ^{1-t} ε` is Markov, times a learned factor.
+    """`g²(t) = σ² γ' · e^{MLP(t)}`: the volatility with which the base process `(1-t) E + δ^{1-t} ε` is Markov, times a learned factor.
 
-    There `σ² γ̇ = 2 σ² (1/(1-t) - log δ)`, the choice of least bound while the network still says `m = s = 0`.
+    There `σ² γ' = 2 σ² (1/(1-t) - log δ)`, the choice of least bound while the network still says `m = s = 0`.
     """
 
     def __init__(self, hidden_size: int, delta: float):
@@ -42,26 +38,27 @@ class MarkovianVolatility(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(1, hidden_size), nn.SiLU(), nn.Linear(hidden_size, 1))
 
     def forward(self, t: Tensor) -> Tensor:
-        factor = self.mlp(t[:, None].to(self.mlp[0].weight.dtype)).to(t.dtype)
-        remaining = (1 - t)[:, None]
+        factor = self.mlp(t[..., None].to(self.mlp[0].weight.dtype)).to(t.dtype)
+        remaining = (1 - t)[..., None]
         variance = torch.exp(2 * remaining * self.log_delta)
         # Infinite at t = 1, where the bound's integrand stays finite: its score difference is of order 1-t.
         markovian = 2 * variance * (1 / remaining.clamp_min(1e-5) - self.log_delta)
-        return (markovian * torch.exp(factor))[..., None]
+        return markovian * torch.exp(factor)
 
 
 class NFDMProcess(ForwardProcess):
     """`mean = (1-t) E + t(1-t) m(E, t)`, `log std = (1-t) log δ + t(1-t) s(E, t)`, volatility `g(t)` learned.
 
-    At t = 0 it is `N(E, δ²)` and at t = 1 `N(0, 1)`, exactly, whatever the network says. The products are differentiated by
-    hand, so only the network's own `∂_t m`, `∂_t s` come from forward-mode differentiation:
+    At t = 0 it is `N(E, δ²)` and at t = 1 `N(0, 1)`, exactly, whatever the network says. The network sees the embeddings and
+    times of all tokens, so its rate along a clock is `ṁ_i = Σ_j (∂m_i/∂t_j) r_j`, by forward-mode differentiation. The
+    products are differentiated by hand:
 
-        d mean    = -E + (1-2t) m + t(1-t) ∂_t m
-        d log std = -log δ + (1-2t) s + t(1-t) ∂_t s
+        d mean_i/du    = r_i (-E_i + (1-2t_i) m_i) + t_i(1-t_i) ṁ_i
+        d log std_i/du = r_i (-log δ + (1-2t_i) s_i) + t_i(1-t_i) ṡ_i
 
     Args:
-        network: a `Transformer` from embeddings and t to a `Dual` whose last axis holds `[m, s]`.
-        volatility: maps `t` of shape `(batch,)` to `g²` of shape `(batch, 1, 1)`.
+        network: a `Transformer` from embeddings and times to a `Dual` whose last axis holds `[m, s]`.
+        volatility: maps times `(batch, seq or 1)` to `g²` of shape `(batch, seq or 1, 1)`.
         delta: standard deviation at t = 0.
     """
 
@@ -71,29 +68,33 @@ class NFDMProcess(ForwardProcess):
         self.volatility = volatility
         self.log_delta = math.log(delta)
 
-    def marginal(self, embeddings: Tensor, t: Tensor, context: Tensor | None = None) -> Marginal:
-        m, s = self.network(embeddings, t).value.to(embeddings.dtype).chunk(2, dim=-1)
+    def marginal(
+        self, embeddings: Tensor, t: Tensor, context: Tensor | None = None, block_size: int | None = None
+    ) -> Marginal:
+        out = self.network(embeddings, self.network.conditions(Dual(t)), block_size).value
+        m, s = out.to(embeddings.dtype).chunk(2, dim=-1)
         return Marginal(*self._mean_and_std(embeddings, t, m, s))
 
-    def moving_marginal(self, embeddings: Tensor, t: Tensor, context: Tensor | None = None) -> MovingMarginal:
-        return self.moving_marginal_at(t, context)(embeddings)
+    def path(
+        self, times: Dual, context: Tensor | None = None, block_size: int | None = None
+    ) -> Callable[[Tensor], MovingMarginal]:
+        conditions = self.network.conditions(times)
+        t, rate = times.value[..., None], times.rate[..., None]
+        bump, bump_rate = t * (1 - t), rate * (1 - 2 * t)
 
-    def moving_marginal_at(self, t: Tensor, context: Tensor | None = None) -> Callable[[Tensor], MovingMarginal]:
-        conditions = self.network.conditions(t, with_rate=True)
-        return lambda embeddings: self._moving_marginal(embeddings, t, self.network(embeddings, conditions=conditions))
+        def moving_marginal(embeddings: Tensor) -> MovingMarginal:
+            out = self.network(embeddings, conditions, block_size).map_linear(lambda x: x.to(embeddings.dtype))
+            m, s = out.value.chunk(2, dim=-1)
+            m_rate, s_rate = out.rate.chunk(2, dim=-1)
+            mean, std = self._mean_and_std(embeddings, times.value, m, s)
+            return MovingMarginal(
+                mean=mean,
+                std=std,
+                mean_rate=bump_rate * m + bump * m_rate - rate * embeddings,
+                log_std_rate=bump_rate * s + bump * s_rate - rate * self.log_delta,
+            )
 
-    def _moving_marginal(self, embeddings: Tensor, t: Tensor, out: Dual) -> MovingMarginal:
-        m, s = out.value.to(embeddings.dtype).chunk(2, dim=-1)
-        m_rate, s_rate = out.rate.to(embeddings.dtype).chunk(2, dim=-1)
-        mean, std = self._mean_and_std(embeddings, t, m, s)
-        t = t[:, None, None]
-        bump, bump_rate = t * (1 - t), 1 - 2 * t
-        return MovingMarginal(
-            mean=mean,
-            std=std,
-            mean_rate=-embeddings + bump_rate * m + bump * m_rate,
-            log_std_rate=-self.log_delta + bump_rate * s + bump * s_rate,
-        )
+        return moving_marginal
 
     def initial_marginal(self, embeddings: Tensor, context: Tensor | None = None) -> Marginal:
         """`N(E, δ²)`: no network call."""
@@ -103,15 +104,15 @@ class NFDMProcess(ForwardProcess):
         """`N(0, 1)`: no network call."""
         return Marginal(torch.zeros_like(embeddings), torch.ones_like(embeddings))
 
-    def squared_volatility(self, t: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.volatility(t)
+    def squared_volatility(self, times: Dual, context: Tensor | None = None) -> Tensor:
+        return times.rate[..., None] * self.volatility(times.value)
 
-    def linear_base(self, t: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def alpha_sigma(self, t: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`(1-t, δ^(1-t))`: the process with `m = s = 0`."""
-        t = t[:, None, None]
+        t = t[..., None]
         return 1 - t, torch.exp((1 - t) * self.log_delta)
 
     def _mean_and_std(self, embeddings: Tensor, t: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        t = t[:, None, None]
+        t = t[..., None]
         bump = t * (1 - t)
         return (1 - t) * embeddings + bump * m, torch.exp((1 - t) * self.log_delta + bump * s)

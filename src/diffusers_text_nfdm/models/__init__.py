@@ -1,8 +1,10 @@
 from transformers import AutoConfig, AutoModel
 
 from .configuration import DiffusionLMConfig, MuLANConfig, NFDMConfig, TextDiffusionConfig
-from .modeling import DiffusionLMModel, MuLANModel, NFDMModel, TextDiffusionModel, evaluation_mode
-from .outputs import Draws, TextDiffusionOutput
+from .modeling import TextDiffusionModel, evaluation_mode
+from .outputs import TERMS, Draws, TextDiffusionOutput
+from .prediction import Prediction
+from .systems import DiffusionLMModel, MuLANModel, NFDMModel
 
 
 for _config, _model in ((NFDMConfig, NFDMModel), (MuLANConfig, MuLANModel), (DiffusionLMConfig, DiffusionLMModel)):
@@ -10,6 +12,7 @@ for _config, _model in ((NFDMConfig, NFDMModel), (MuLANConfig, MuLANModel), (Dif
     AutoModel.register(_config, _model)
 
 __all__ = [
+    "TERMS",
     "DiffusionLMConfig",
     "DiffusionLMModel",
     "Draws",
@@ -17,6 +20,7 @@ __all__ = [
     "MuLANModel",
     "NFDMConfig",
     "NFDMModel",
+    "Prediction",
     "TextDiffusionConfig",
     "TextDiffusionModel",
     "TextDiffusionOutput",

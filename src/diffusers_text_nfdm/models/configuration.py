@@ -6,9 +6,12 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from ..clocks import make_clock
+
 
 # Raised when a checkpoint of today could no longer be read by the code of yesterday.
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2
+PREDICTORS = ("bert", "two_stream")
 PREDICTION_TYPES = ("embedding", "categorical")
 OBJECTIVES = ("bound", "rescaled")
 DECODERS = ("linear", "gaussian")
@@ -16,7 +19,12 @@ TIME_SAMPLERS = ("uniform", "buckets")
 
 
 def check_format(checkpoint_format: int) -> None:
-    """Raise a ValueError for a checkpoint of a newer format than this code knows."""
+    """Raise a ValueError for a checkpoint of another format than this code knows."""
+    if checkpoint_format < CHECKPOINT_FORMAT:
+        raise ValueError(
+            f"`checkpoint_format` is {checkpoint_format}; this version of diffusers_text_nfdm reads format {CHECKPOINT_FORMAT} "
+            "only. Train the model again."
+        )
     if checkpoint_format > CHECKPOINT_FORMAT:
         raise ValueError(
             f"`checkpoint_format` is {checkpoint_format}; this version of diffusers_text_nfdm reads formats up to "
@@ -36,45 +44,41 @@ def _positive(**values: float) -> None:
 
 
 class TextDiffusionConfig(PreTrainedConfig):
-    """What all models share: vocabulary, latent size, the predictor (a BERT encoder trained from scratch, or of a text in blocks an encoder and a decoder) and the objective.
+    """What all models share: vocabulary, latent size, the predictor, the clock and the objective.
 
     Args:
         vocab_size: number of tokens.
         max_length: number of positions of every sequence, padding included.
-        block_size: a text is made of blocks of this many positions, from left to right, each by a diffusion of its own that is given
-            the blocks before it: `-log p(x) = -Σ_b log p(x_b | x_<b)`. `None`, the paper's, is one block for the whole text.
-        previous_num_layers: layers of the predictor that encode the clean blocks before a noisy one, with several blocks.
+        clock: the clock of the bound and of sampling, unless another one is given: see `clocks.py`. The paper's is `"shared"`.
         embedding_dim: dimension of the token embeddings, which is that of the latents z.
         embedding_sphere: embeddings are normalised to length `sqrt(embedding_dim)`, so that noise means the same for every word.
+        predictor: `"bert"`, the paper's: a BERT encoder trained from scratch. `"two_stream"`: a pre-norm trunk that also reads
+            clean tokens, which texts in blocks need.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, hidden_act, hidden_dropout_prob,
             attention_probs_dropout_prob, layer_norm_eps, initializer_range: the predictor, as in `BertConfig`.
-        prediction_type: `"embedding"`, the paper's: the predictor's output is Ê. `"categorical"`: it gives logits over the vocabulary
-            around the posterior of a single token, exact for MuLAN and Diffusion-LM and that of the undeformed process for NFDM; Ê is
-            the mean embedding under them.
-        posterior_features: the predictor reads tokens by the rows of its output matrix, too: of noisy ones the mean row under that posterior
-            given their own latent, of clean ones, in the blocks before, their row; for `"categorical"`.
-        neighbor_mixing: every position of the predictor's input also sees this many neighbours on each side (a convolution), which spares
-            attention from learning to look there; 0 for none, as in the paper. In blocks it is the clean tokens that see those before them.
-        self_conditioning: the predictor is called twice and sees its first Ê in the second call (after Chen et al. 2022, who take the Ê of the
-            sampling step before: then Ê is no function of z, and nothing bounds the likelihood of the samples). No gradient goes through the first call.
-        relative_position_bias: attention scores of the predictor get a learned bias for each distance between positions.
+        prediction_type: `"embedding"`, the paper's: the predictor's output is Ê. `"categorical"`: it gives logits over the
+            vocabulary around the posterior of a single token, exact for MuLAN and Diffusion-LM and that of the undeformed
+            process for NFDM; Ê is the mean embedding under them.
+        self_conditioning: the predictor is called twice and sees its first Ê in the second call. No gradient goes through the
+            first call. (Chen et al. 2022 take the Ê of the sampling step before. Then Ê is no function of z, and nothing bounds
+            the likelihood of the samples.)
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
             `z_0 ~ N(α_0 Emb, σ_0²)`.
-        objective: `"bound"`, or `"rescaled"`: the diffusion term without its weight.
+        objective: `"bound"`, or `"rescaled"`: the diffusion term without its weight, which is not for NFDM.
         time_sampler: `"uniform"`, or `"buckets"`: a learned importance density with `num_time_buckets` pieces.
         stratified_times: the times of a batch are spread evenly over the density.
-        checkpoint_format: format of the checkpoint; a newer one than the code knows is refused.
+        checkpoint_format: format of the checkpoint; another one than the code knows is refused.
     """
 
     model_type = "text_diffusion"
 
     vocab_size: int = 10767
     max_length: int = 64
-    block_size: int | None = None
-    previous_num_layers: int = 6
+    clock: str | dict = "shared"
     embedding_dim: int = 128
     embedding_sphere: bool = False
+    predictor: str = "bert"
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
@@ -85,10 +89,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
     prediction_type: str = "embedding"
-    posterior_features: bool = False
-    neighbor_mixing: int = 0
     self_conditioning: bool = False
-    relative_position_bias: bool = False
     stabilized_prediction: bool = True
     decoder: str = "linear"
     objective: str = "bound"
@@ -112,56 +113,27 @@ class TextDiffusionConfig(PreTrainedConfig):
             embedding_dim=self.embedding_dim,
             hidden_size=self.hidden_size,
             num_hidden_layers=self.num_hidden_layers,
-            previous_num_layers=self.previous_num_layers,
             num_attention_heads=self.num_attention_heads,
             intermediate_size=self.intermediate_size,
             num_time_buckets=self.num_time_buckets,
         )
         self._check_heads("hidden_size", "num_attention_heads")
-        if self.block_size is not None and (
-            isinstance(self.block_size, bool)
-            or not isinstance(self.block_size, int)
-            or self.block_size < 1
-            or self.max_length % self.block_size
-        ):
-            raise ValueError(
-                f"`block_size` is {self.block_size!r}; it must be an integer that divides `max_length`, which is {self.max_length}, "
-                "or None."
-            )
-        if (
-            isinstance(self.neighbor_mixing, bool)
-            or not isinstance(self.neighbor_mixing, int)
-            or self.neighbor_mixing < 0
-        ):
-            raise ValueError(f"`neighbor_mixing` is {self.neighbor_mixing!r}; it must be an integer of at least 0.")
+        _one_of("predictor", self.predictor, PREDICTORS)
         _one_of("prediction_type", self.prediction_type, PREDICTION_TYPES)
-        if self.posterior_features and self.prediction_type != "categorical":
+        clock = make_clock(self.clock, self.max_length)
+        if clock.block_size is not None and self.predictor != "two_stream":
             raise ValueError(
-                f"`posterior_features` is True with `prediction_type` {self.prediction_type!r}; it needs 'categorical'."
-            )
-        if self.self_conditioning and self.prediction_type == "categorical" and self.block_size == 1:
-            raise ValueError(
-                "`self_conditioning` is True with `block_size` 1 and `prediction_type` 'categorical', where the predictor sees no latent and "
-                "would say the same twice."
+                f"`clock` is {str(clock)!r} with `predictor` {self.predictor!r}; texts in blocks need 'two_stream', which reads the "
+                "clean tokens before a block."
             )
         _one_of("decoder", self.decoder, DECODERS)
         _one_of("objective", self.objective, OBJECTIVES)
         _one_of("time_sampler", self.time_sampler, TIME_SAMPLERS)
 
     @property
-    def block_length(self) -> int:
-        """Positions of one block."""
-        return self.block_size or self.max_length
-
-    @property
     def calls_per_prediction(self) -> int:
         """How often the predictor is called for one Ê."""
         return 2 if self.self_conditioning else 1
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of a text."""
-        return self.max_length // self.block_length
 
     def _check_heads(self, size_name: str, heads_name: str) -> None:
         size, heads = getattr(self, size_name), getattr(self, heads_name)
@@ -177,14 +149,13 @@ class NFDMConfig(TextDiffusionConfig):
 
     Args:
         delta: standard deviation at t = 0. The paper states 0.01; its published code has 0.1.
-        time_conditioning: how the forward network gets t: `"adaln"` (NFDM), `"additive"` (NFDM-Additive), or `"head"`: only behind its
-            transformer blocks, which then need no time derivative.
+        time_conditioning: how the forward network gets its times: `"adaln"` (NFDM), `"additive"` (NFDM-Additive), or `"head"`: only
+            behind its transformer layers, which then need no time derivative.
         forward_hidden_size, forward_num_layers, forward_num_heads, forward_intermediate_size: the forward network.
         forward_time_dim: size of its time embedding with `"adaln"` and `"head"`.
-        volatility: g(t): `"free"`, the paper's softplus network; or `"markovian"`: a learned factor on the volatility that makes the
-            undeformed process Markov, which is where the bound is least at the start.
+        volatility: g(t): `"free"`, the paper's softplus network; or `"markovian"`: a learned factor on the volatility that makes
+            the undeformed process Markov, which is where the bound is least at the start.
         volatility_hidden_size, volatility_floor: size of its network, and with `"free"` the smallest g.
-        allow_rescaled_objective: permit `objective="rescaled"`, which does not train the forward process (see `__post_init__`).
     """
 
     model_type = "nfdm"
@@ -199,7 +170,6 @@ class NFDMConfig(TextDiffusionConfig):
     volatility: str = "free"
     volatility_hidden_size: int = 64
     volatility_floor: float = 0.01
-    allow_rescaled_objective: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
@@ -218,11 +188,10 @@ class NFDMConfig(TextDiffusionConfig):
         _one_of("volatility", self.volatility, ("free", "markovian"))
         if self.delta >= 1:
             raise ValueError(f"`delta` is {self.delta}; it must be below 1, the standard deviation at t = 1.")
-        if self.objective == "rescaled" and not self.allow_rescaled_objective:
+        if self.objective == "rescaled":
             raise ValueError(
                 "`objective` is 'rescaled', but for NFDM ||E - Ê||² has no term that the learned volatility enters and rewards "
-                "a forward process that never hides the data, so that nothing is learned about noise. Use 'bound', or set "
-                "`allow_rescaled_objective=True` to insist."
+                "a forward process that never hides the data, so that nothing is learned about noise. Use 'bound'."
             )
 
 

@@ -9,23 +9,28 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 
+# The terms of the bound.
+TERMS = ("diffusion", "reconstruction", "prior", "context")
+
 @dataclass
 class Draws:
     """The random numbers of one evaluation of the bound, so that a caller may fix, share or split them.
 
     Args:
-        uniforms: `(batch,)` in [0, 1), turned into times by the model's time sampler.
+        uniforms: `(batch,)` in [0, 1), turned into token times by the clock and the model's time sampler.
         noise: `(batch, seq, dim)`, ε of `z_t`.
-        initial_noise: `(batch, seq, dim)`, ε of `z_0`; the cross-entropy, which has none, hides positions by it.
+        initial_noise: `(batch, seq, dim)`, ε of `z_0`.
         context_noise: `(batch, context_dim)`, ε of MuLAN's context, else `None`.
-        shown: `(batch,)` of 0 and 1: the texts whose Ê training shows to the predictor, with self-conditioning, else `None`.
+        order: `(batch, seq)` in [0, 1), from which a clock in random order takes its order.
+        self_conditioned: `(batch,)` in [0, 1); training shows an Ê to a share of the texts, with self-conditioning.
     """
 
     uniforms: Tensor
     noise: Tensor
     initial_noise: Tensor
     context_noise: Tensor | None = None
-    shown: Tensor | None = None
+    order: Tensor | None = None
+    self_conditioned: Tensor | None = None
 
     def slice(self, start: int, stop: int) -> Draws:
         """The draws of examples `start` to `stop`."""
@@ -35,16 +40,17 @@ class Draws:
 
 @dataclass
 class TextDiffusionOutput(ModelOutput):
-    """The loss and the terms of the bound. Terms are per example, in nats.
+    """The loss and the terms of the bound. Terms are per example, in nats, summed over its unknown tokens.
 
     Args:
         loss: what training minimises, averaged over the batch: the bound, or its rescaled form.
         bound: `reconstruction + diffusion + prior + context`, an estimate of an upper bound of `-log p(x)`.
-        diffusion: the diffusion term at `t`, divided by the density of t.
+        diffusion: the diffusion term at the times `t`, by their rates.
         reconstruction, prior, context: the other terms (`context` is zero without one).
         rescaled_diffusion: `||E - Ê||²`.
         cross_entropy: of the predicted tokens at `t`, when `forward` was asked for it instead of the bound.
-        t: the times, `(batch,)`, or `(batch, num_blocks)` of texts in several blocks.
+        next_token: `-log p(x)` of the clean stream, exact, where `forward` was asked for it.
+        t: the times, `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same.
         reconstruction_accuracy: share of tokens that `z_0` decodes to.
         embedding_norm: mean norm of the embeddings of the batch.
         nearest_neighbor_distance: mean distance from the batch's embeddings to the nearest embedding of another token.
@@ -59,6 +65,7 @@ class TextDiffusionOutput(ModelOutput):
     context: Tensor | None = None
     rescaled_diffusion: Tensor | None = None
     cross_entropy: Tensor | None = None
+    next_token: Tensor | None = None
     t: Tensor | None = None
     reconstruction_accuracy: Tensor | None = None
     embedding_norm: Tensor | None = None
@@ -66,7 +73,7 @@ class TextDiffusionOutput(ModelOutput):
 
     def non_finite_terms(self) -> str | None:
         """Which term is not finite, and at which t; `None` when all are finite."""
-        for name in ("diffusion", "reconstruction", "prior", "context", "cross_entropy"):
+        for name in (*TERMS, "cross_entropy", "next_token"):
             values = getattr(self, name)
             if values is None:
                 continue
@@ -75,3 +82,18 @@ class TextDiffusionOutput(ModelOutput):
                 times = ", ".join(f"{time:.6g}" for time in self.t[bad].flatten().tolist()[:5])
                 return f"{name} is {values[bad][0].item()} at t = {times}"
         return None
+
+
+@torch.no_grad()
+def embedding_monitors(input_ids: Tensor, table: Tensor, num_tokens: int = 256, chunk: int = 4096) -> dict[str, Tensor]:
+    """`embedding_norm` and `nearest_neighbor_distance` of a fixed number of tokens.
+
+    They are compared with the table part by part: the cost does not grow with the batch, nor the memory with the table.
+    """
+    ids = input_ids.flatten()[:num_tokens]
+    some = table[ids]
+    nearest = some.new_full((len(some),), torch.inf)
+    for others in torch.arange(len(table), device=table.device).split(chunk):
+        distances = torch.cdist(some, table[others]).masked_fill_(ids[:, None] == others, torch.inf)
+        nearest = torch.minimum(nearest, distances.amin(-1))
+    return {"embedding_norm": some.norm(dim=-1).mean(), "nearest_neighbor_distance": nearest.mean()}

@@ -1,21 +1,88 @@
-"""From the predictor's output to Ê: the paper's embedding prediction, and categorical prediction."""
+"""From the predictor's states to Ê: the paper's embedding prediction, and categorical prediction."""
 
 from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from .time_embedding import fourier_features
+from ..networks.dual import Dual
+from ..networks.time_embedding import fourier_features
+from ..networks.token_layer import TokenLayer
 
 
-def gaussian_factors(
-    z: Tensor, base: tuple[Tensor, Tensor], table: Tensor, gate: Tensor | float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """`(hidden, weight)` with `hidden weightᵀ = a (α/σ²) z Embᵀ - a (α²/2σ²) |Emb|²`, so that a loss need not hold the logits.
+if TYPE_CHECKING:
+    from ..networks.two_stream_predictor import CleanTokens
 
-    They are `hidden = a (α z / σ², -α² / 2σ²)` and `weight = (Emb, |Emb|²)`.
+AlphaSigma = tuple[Tensor, Tensor]
+
+
+def full_precision(z: Tensor) -> torch.autocast:
+    """No autocast: near t = 0 logits are small differences of large numbers, and the bound's weight sees the rounding of Ê."""
+    return torch.autocast(z.device.type, enabled=False)
+
+
+class Prediction:
+    """What the predictor says of the clean tokens: embeddings Ê, and with categorical prediction the logits they come from.
+
+    Args:
+        embeddings: Ê, where it is predicted itself.
+        factors: `(states, weight, bias)` with logits `states weightᵀ + bias`, so that a loss need not hold the logits.
+        table: the token embeddings, whose mean under the logits is Ê.
+        window: the tokens that were predicted, out of `length`; `None` for all. Ê of the others is zero.
     """
-    alpha, sigma = base
+
+    def __init__(
+        self,
+        embeddings: Tensor | None = None,
+        factors: tuple[Tensor, Tensor, Tensor] | None = None,
+        table: Tensor | None = None,
+        window: slice | None = None,
+        length: int | None = None,
+    ):
+        self._embeddings, self.factors, self.table = embeddings, factors, table
+        self.window, self.length = window, length
+
+    @property
+    def is_categorical(self) -> bool:
+        return self.factors is not None
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """Logits of the predicted tokens, `(batch, window, vocab)`."""
+        states, weight, bias = self.factors
+        with full_precision(states):
+            return states @ weight.T + bias
+
+    @cached_property
+    def embeddings(self) -> Tensor:
+        """Ê, `(batch, seq, dim)`."""
+        if self._embeddings is not None:
+            return self.place(self._embeddings)
+        with full_precision(self.logits):
+            return self.place(torch.softmax(self.logits, dim=-1) @ self.table)
+
+    def embeddings_of(self, tokens: Tensor) -> Tensor:
+        """Ê if the predicted tokens were these, `(batch, window)`."""
+        return self.place(nn.functional.embedding(tokens, self.table))
+
+    def place(self, values: Tensor) -> Tensor:
+        """Values of the window at their places in the text, zeros elsewhere."""
+        if self.window is None:
+            return values
+        whole = values.new_zeros(len(values), self.length, *values.shape[2:])
+        whole[:, self.window] = values
+        return whole
+
+
+def gaussian_factors(z: Tensor, alpha_sigma: AlphaSigma, table: Tensor, gate: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    """`(states, weight)` with `states weightᵀ = a (α/σ²) z Embᵀ - a (α²/2σ²) |Emb|²`.
+
+    They are `states = a (α z / σ², -α² / 2σ²)` and `weight = (Emb, |Emb|²)`.
+    """
+    alpha, sigma = alpha_sigma
     evidence = gate * alpha / sigma.square()
     penalty = (-0.5 * evidence * alpha).expand(*z.shape[:-1], 1)
     return torch.cat([evidence * z, penalty], -1), torch.cat([table, table.square().sum(-1, keepdim=True)], -1)
@@ -28,11 +95,24 @@ class EmbeddingPrediction(nn.Module):
         super().__init__()
         self.stabilized = stabilized
 
-    def forward(self, output: Tensor, z: Tensor, t: Tensor) -> Tensor:
-        if not self.stabilized:
-            return output
-        t = t[:, None, None]
-        return (1 - t) * z + (t + 0.01) * output
+    def forward(
+        self,
+        predictor: nn.Module,
+        z: Tensor,
+        t: Tensor,
+        alpha_sigma: AlphaSigma,
+        table: Tensor,
+        bias: Tensor,
+        context: Tensor | None = None,
+        self_condition: Tensor | None = None,
+        clean: CleanTokens | None = None,
+    ) -> Prediction:
+        """Ê from latents and times; the other arguments are those of `CategoricalPrediction`."""
+        output = predictor.output(predictor(z, t, context, None, self_condition, clean)).to(z.dtype)
+        if self.stabilized:
+            t = t[..., None]
+            output = (1 - t) * z + (t + 0.01) * output
+        return Prediction(output)
 
 
 class CategoricalPrediction(nn.Module):
@@ -53,19 +133,81 @@ class CategoricalPrediction(nn.Module):
         super().__init__()
         self.gate = nn.Linear(self.fourier_dim, 1)
 
-    def evidence_factors(
-        self, z: Tensor, t: Tensor, base: tuple[Tensor, Tensor], table: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """`gaussian_factors` of the logits with `net = 0` and `b = 0`; `base` is `(α, σ)` of the forward process, `table` the embeddings."""
-        features = fourier_features(t, self.fourier_dim).value.to(self.gate.weight.dtype)
-        gate = torch.exp(2 * torch.tanh(self.gate(features).to(z.dtype)))[:, None]
-        return gaussian_factors(z, base, table, gate)
+    def evidence(self, z: Tensor, t: Tensor, alpha_sigma: AlphaSigma, table: Tensor) -> tuple[Tensor, Tensor]:
+        """`gaussian_factors` of the logits with `net = 0` and `b = 0`."""
+        features = fourier_features(Dual(t), self.fourier_dim).value.to(self.gate.weight.dtype)
+        gate = torch.exp(2 * torch.tanh(self.gate(features).to(z.dtype)))
+        return gaussian_factors(z, alpha_sigma, table, gate)
 
     @staticmethod
-    def linear_estimate(z: Tensor, base: tuple[Tensor, Tensor]) -> Tensor:
-        """`α z / (α² + σ²)`, the best linear estimate of embeddings of variance one: the network's input, without noise where z is only noise."""
-        alpha, sigma = base
+    def linear_estimate(z: Tensor, alpha_sigma: AlphaSigma) -> Tensor:
+        """`α z / (α² + σ²)`, the best linear estimate of embeddings of variance one: the network's input, zero where z is only noise."""
+        alpha, sigma = alpha_sigma
         return alpha / (alpha.square() + sigma.square()) * z
 
-    def forward(self, logits: Tensor, table: Tensor) -> Tensor:
-        return torch.softmax(logits, dim=-1) @ table
+    def forward(
+        self,
+        predictor: nn.Module,
+        z: Tensor,
+        t: Tensor,
+        alpha_sigma: AlphaSigma,
+        table: Tensor,
+        bias: Tensor,
+        context: Tensor | None = None,
+        self_condition: Tensor | None = None,
+        clean: CleanTokens | None = None,
+    ) -> Prediction:
+        """Logits from latents and times.
+
+        Args:
+            predictor: the network; the other arguments that it has are described there.
+            alpha_sigma: of the forward process at the times.
+            table: token embeddings, `(vocab, dim)`.
+            bias: b.
+        """
+        output = predictor.output
+        with full_precision(z):
+            evidence, evidence_weight = self.evidence(z, t, alpha_sigma, table)
+        # What the network is shown of each latent.
+        shown, shown_t, (alpha, sigma) = evidence, t, alpha_sigma
+        alone = moves_alone(t, z.shape[1], None if clean is None else clean.block_size)
+        if alone is not None:
+            shown_t = torch.where(alone, 1, t)
+            shown, alpha = (x.masked_fill(alone[..., None], 0) for x in (evidence, alpha))
+        tokens = mean_token_rows(shown, evidence_weight, bias, output) if predictor.reads_tokens else None
+        latents = self.linear_estimate(z, (alpha, sigma))
+        states = predictor(latents, shown_t, context, tokens, self_condition, clean).to(z.dtype)
+        weight = torch.cat([output.weight.to(z.dtype), evidence_weight], dim=-1)
+        factors = torch.cat([states, evidence], dim=-1), weight, output.bias.to(z.dtype) + bias
+        return Prediction(factors=factors, table=table)
+
+
+def mean_token_rows(evidence: Tensor, evidence_weight: Tensor, bias: Tensor, output: TokenLayer) -> Tensor:
+    """What the predictor reads of `p(x_i | z_i) = softmax(evidence weightᵀ + b)`: the mean of the token rows under it.
+
+    No gradient goes through the posterior.
+    """
+    dtype = output.weight.dtype
+    with torch.no_grad(), full_precision(evidence):
+        prior = torch.softmax(bias, -1)
+        # Where z is only noise the posterior is the prior, once for all. An accelerator would have to wait for the count.
+        certain = evidence.device.type == "cpu"
+        rows = evidence.any(-1) if certain else torch.ones(evidence.shape[:-1], dtype=torch.bool, device=evidence.device)
+        posterior = torch.softmax(evidence[rows] @ evidence_weight.T + bias, -1)
+    features = output.read(posterior.to(dtype))
+    if len(features) == rows.numel():
+        return features.view(*rows.shape, -1)
+    return output.read(prior.to(dtype)).expand(*rows.shape, -1).index_put((rows,), features)
+
+
+def moves_alone(t: Tensor, length: int, block_size: int | None) -> Tensor | None:
+    """The tokens, `(batch, seq)`, that move while all others of their block stand still; `None` if there are none.
+
+    The network is shown such a token as noise. What its latent says of it is in the logits, exactly, and no other token in motion
+    could learn from it. So it costs the cross-entropy of `p(x_i | the others as they are)`.
+    """
+    if t.shape[1] == 1 and length > 1:
+        return None
+    blocks = t.unflatten(1, (-1, block_size or length))
+    moving = (blocks > 0) & (blocks < 1)
+    return (moving & (moving.sum(-1, keepdim=True) == 1)).flatten(1)

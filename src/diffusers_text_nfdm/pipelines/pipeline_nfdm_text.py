@@ -1,4 +1,4 @@
-"""Unconditional text generation with any of the models and any of the schedulers."""
+"""Text generation with any of the models, schedulers and clocks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..models import TextDiffusionModel, evaluation_mode
+from ..clocks import BatchClock, Clock, check_known
+from ..models import Prediction, TextDiffusionModel, evaluation_mode
+from ..models.token_choice import select_tokens
+from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler
 from ..tokenization import special_ids
-from .decoding import select_tokens
 from .hub import HubCheckpointMixin
 from .samples import check_samples, check_temperature, decode_texts, is_number, sample_generators
 
@@ -32,9 +34,9 @@ class NFDMTextPipelineOutput(BaseOutput):
         sequences: token ids `(num_samples, max_length)` (`"text"` and `"seq"`).
         latents: z_0 `(num_samples, max_length, dim)` (`"latent"`).
         trajectory: best tokens of every Ê, `(predictions, num_samples, max_length)`, when asked for.
-        trajectory_times: their times, `(predictions, num_samples)`.
-        num_function_evaluations: predictor calls that each sample took, two for each time with self-conditioning (the most of any batch, for
-            an adaptive scheduler).
+        trajectory_times: their global times u, `(predictions, num_samples)`.
+        num_function_evaluations: predictor calls that each sample took, two for each time with self-conditioning (the most of
+            any batch, for an adaptive scheduler).
     """
 
     texts: list[str] | None = None
@@ -46,28 +48,55 @@ class NFDMTextPipelineOutput(BaseOutput):
 
 
 @dataclass
-class _Batch:
-    """Texts in the making: how they are to be made, and what there is of them."""
+class _Options:
+    """How texts are to be made."""
 
-    generators: list[torch.Generator]
-    latents: Tensor | None
+    num_steps: int | None
+    timesteps: Sequence[float] | None
+    clock: Clock
     choice: dict
     clamp_predictions: bool
     keep_trajectory: bool
     callback: Callable | None
     callback_inputs: Sequence[str]
     bar: tqdm
-    tokens: Tensor | None = None
-    previous: Tensor | None = None
+
+
+@dataclass
+class _Batch:
+    """Texts in the making.
+
+    Args:
+        generators: one per text.
+        z: latents.
+        context: MuLAN's c.
+        given: token ids of which some are known.
+        known: which they are, `None` for none.
+        written: tokens that are chosen: those of finished blocks, in the end all.
+        clean: what the predictor keeps of them.
+    """
+
+    generators: list[torch.Generator]
+    z: Tensor
+    context: Tensor | None
+    given: Tensor | None
+    known: Tensor | None
+    written: Tensor
+    clean: CleanTokens | None = None
     trajectory: list[Tensor] = field(default_factory=list)
     times: list[Tensor] = field(default_factory=list)
     calls: int = 0
 
+    def with_known(self, tokens: Tensor) -> Tensor:
+        """The tokens, and those that are known, from the first position on."""
+        if self.known is None:
+            return tokens
+        n = tokens.shape[1]
+        return torch.where(self.known[:, :n], self.given[:, :n], tokens)
+
 
 class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
-    """Generates texts: noise, then for every time of the scheduler `Ê = model.predict(z, t)` and `z = scheduler.step(Ê, t, z)`, then decoding.
-
-    A model with `block_size` does this for one block after the other, each given the tokens before it.
+    """Generates texts: noise, then for every time of the scheduler a prediction of the model and a step of the scheduler, then decoding.
 
     Args:
         model: an `NFDMModel`, `MuLANModel` or `DiffusionLMModel`.
@@ -93,6 +122,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self,
         num_samples: int | None = None,
         num_inference_steps: int | None = None,
+        clock: str | dict | Clock | None = None,
+        input_ids: Tensor | None = None,
+        known: Tensor | None = None,
         batch_size: int = 64,
         timesteps: Sequence[float] | None = None,
         generator: torch.Generator | list[torch.Generator] | None = None,
@@ -102,169 +134,200 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         top_p: float | None = None,
         clamp_predictions: bool = False,
         output_type: str = "text",
-        return_trajectory: bool = False,
         return_dict: bool = True,
-        callback_on_step_end: Callable[[DiffusionPipeline, int, Tensor, dict], dict] | None = None,
+        return_trajectory: bool = False,
+        callback_on_step_end: Callable | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
     ) -> NFDMTextPipelineOutput | tuple:
         """Generate texts.
 
         Args:
-            num_samples: number of texts, by default one, or as many as there are `latents`.
-            num_inference_steps: steps of the scheduler, by default 64 or one for each block, shared out evenly to the blocks of a text if it has several. The
-                paper uses 2000, and 64 and 32 in an ablation.
+            num_samples: number of texts, 1 unless `latents` or `input_ids` say how many.
+            num_inference_steps: sampling steps, by default 64, or one per block where there are more of them. The paper uses 2000,
+                and 64 and 32 in an ablation.
+            clock: which tokens are written when, instead of the model's own: see `clocks.py`.
+            input_ids, known: token ids `(num_samples, max_length)` and which of them are given; the others are written, and
+                those that are known come back as they are.
             batch_size: texts made at a time. A sample does not depend on it.
-            timesteps: the times themselves, decreasing, in (0, 1], instead of a number of steps; the same for every block.
+            timesteps: the global times themselves, decreasing, in (0, 1], instead of a number of steps.
             generator: one generator, from which one per sample is derived, or a list with one per sample.
             latents: z at the first time, `(num_samples, max_length, dim)`, instead of noise.
             temperature, top_k, top_p: sample the tokens from the decoder's logits instead of taking the most probable ones.
             clamp_predictions: move each Ê to its nearest embedding before the step (the clamping trick of Diffusion-LM).
             output_type: `"text"`, `"seq"` (token ids) or `"latent"` (z_0).
             return_trajectory: also return the best tokens of every Ê; blocks to come are padding.
-            callback_on_step_end: called as `callback(pipeline, step, timestep, tensors)` after every step with the tensors named in
-                `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens` (its best tokens), each
-                of the block in work. It may return a dict whose `latents` replace those of the pipeline. Between the stages of one step of Heun or
-                of an adaptive method they only change where the drift is taken.
+            callback_on_step_end: called as `callback(pipeline, step, timestep, tensors)` after every step with the tensors named
+                in `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens` (its best tokens). It may
+                return a dict whose `latents` replace those of the pipeline. Between the stages of one step of Heun or of an
+                adaptive method they only change where the drift is taken.
         """
+        given = next((x for x in (latents, input_ids) if x is not None), None)
         if num_samples is None:
-            num_samples = 1 if latents is None else len(latents)
+            num_samples = 1 if given is None else len(given)
+        clock = self.model.clock(clock)
         if num_inference_steps is None and timesteps is None:
-            num_inference_steps = max(64, self.model.config.num_blocks)
+            num_inference_steps = max(64, self.model.config.max_length // (clock.block_size or self.model.config.max_length))
         self._check_call(
-            num_samples, batch_size, generator, latents, temperature, top_k, top_p, clamp_predictions, output_type,
-            callback_on_step_end_tensor_inputs,
+            num_samples, batch_size, generator, latents, input_ids, known, temperature, top_k, top_p, clamp_predictions,
+            output_type, callback_on_step_end_tensor_inputs,
         )  # fmt: skip
-        steps = self._block_steps(num_inference_steps)
         starts = range(0, num_samples, batch_size)
-        num_calls = len(starts) * self._count_calls(steps, timesteps)
         generators = sample_generators(num_samples, generator)
+        options = _Options(
+            num_steps=num_inference_steps,
+            timesteps=timesteps,
+            clock=clock,
+            choice={"temperature": temperature, "top_k": top_k, "top_p": top_p},
+            clamp_predictions=clamp_predictions,
+            keep_trajectory=return_trajectory,
+            callback=callback_on_step_end,
+            callback_inputs=callback_on_step_end_tensor_inputs,
+            bar=None,
+        )
         batches = []
-        with evaluation_mode(self.model), self.progress_bar(total=num_calls) as bar:
+        num_calls = len(starts) * self._count_calls(options)
+        with evaluation_mode(self.model), self.progress_bar(total=num_calls) as options.bar:
             for start in starts:
-                batch = _Batch(
-                    generators=generators[start : start + batch_size],
-                    latents=None if latents is None else latents[start : start + batch_size],
-                    choice={"temperature": temperature, "top_k": top_k, "top_p": top_p},
-                    clamp_predictions=clamp_predictions,
-                    keep_trajectory=return_trajectory,
-                    callback=callback_on_step_end,
-                    callback_inputs=callback_on_step_end_tensor_inputs,
-                    bar=bar,
+                rows = slice(start, start + batch_size)
+                batch = self._start(
+                    generators[rows], *(None if x is None else x[rows] for x in (latents, input_ids, known))
                 )
-                self._generate(batch, steps, timesteps)
+                self._generate(batch, options)
                 batches.append(batch)
         self.maybe_free_model_hooks()
-        sequences = None if output_type == "latent" else torch.cat([batch.tokens for batch in batches]).cpu()
+        sequences = None if output_type == "latent" else torch.cat([batch.written for batch in batches]).cpu()
         trajectory, trajectory_times = _join_trajectories(batches) if return_trajectory else (None, None)
         output = NFDMTextPipelineOutput(
             texts=decode_texts(sequences, self.tokenizer) if output_type == "text" else None,
             sequences=sequences,
-            latents=torch.cat([batch.latents for batch in batches]) if output_type == "latent" else None,
+            latents=torch.cat([batch.z for batch in batches]) if output_type == "latent" else None,
             trajectory=trajectory,
             trajectory_times=trajectory_times,
             num_function_evaluations=max(batch.calls for batch in batches) * self.model.config.calls_per_prediction,
         )
         return output if return_dict else output.to_tuple()
 
-    def _generate(self, batch: _Batch, steps: list[int | None], timesteps: Sequence[float] | None) -> None:
-        """Fill in the latents z_0 and the tokens of one batch, block by block."""
-        model, n = self.model, len(batch.generators)
-        options = {"device": self._execution_device, "dtype": model.latent_dtype}
+    def _start(
+        self,
+        generators: list[torch.Generator],
+        latents: Tensor | None,
+        input_ids: Tensor | None,
+        known: Tensor | None,
+    ) -> _Batch:
+        """Noise, and what is known."""
+        model, n, device = self.model, len(generators), self._execution_device
+        options = {"device": device, "dtype": model.latent_dtype}
         context = None
         if model.context_dim is not None:
-            context = randn_tensor((n, model.context_dim), generator=batch.generators, **options)
-        given, length = batch.latents, model.config.block_length
-        batch.tokens = torch.zeros(n, 0, dtype=torch.long, device=self._execution_device)
-        latents = []
-        for block, num_steps in enumerate(steps):
-            if given is None:
-                z = randn_tensor((n, length, model.config.embedding_dim), generator=batch.generators, **options)
-                z = z * self.scheduler.init_noise_sigma
-            else:
-                z = given[:, block * length : (block + 1) * length].to(**options)
-            # A fresh start for every block and batch: schedulers carry state from step to step.
-            self._set_timesteps(num_steps, timesteps)
-            batch.previous = model.encode_previous(batch.tokens)
-            z = self._generate_block(batch, z, context)
-            chosen = select_tokens(model.decode(z, context), generators=batch.generators, **batch.choice)
-            batch.tokens = torch.cat([batch.tokens, chosen], dim=1)
-            latents.append(z)
-        batch.latents = torch.cat(latents, dim=1)
+            context = randn_tensor((n, model.context_dim), generator=generators, **options)
+        if latents is None:
+            z = randn_tensor((n, *model.latent_shape), generator=generators, **options) * self.scheduler.init_noise_sigma
+        else:
+            z = latents.to(**options)
+        if known is not None:
+            input_ids, known = input_ids.to(device), known.to(device)
+            clean = model.forward_process.initial_marginal(model.embed(input_ids), context).mean
+            z = torch.where(known[..., None], clean, z)
+        written = torch.zeros(n, 0, dtype=torch.long, device=device)
+        return _Batch(generators, z, context, input_ids, known, written)
 
-    def _generate_block(self, batch: _Batch, z: Tensor, context: Tensor | None) -> Tensor:
-        """One block from noise to z_0."""
+    def _generate(self, batch: _Batch, options: _Options) -> None:
+        """From noise to z_0 and tokens."""
         model, scheduler = self.model, self.scheduler
+        clock = BatchClock(options.clock, model.config.max_length, batch.known, self._order(batch, options.clock))
+        # A fresh start for every batch: schedulers carry state from step to step.
+        self._set_timesteps(options, clock)
         for timestep in scheduler.timesteps:
-            t = timestep.to(z.device, z.dtype).expand(len(z)).contiguous()
-            prediction = self._predict(batch, scheduler.scale_model_input(z, timestep), t, context)
-            if batch.keep_trajectory:
-                seen = torch.cat([batch.tokens, model.decode(prediction, context).argmax(-1)], dim=1)
-                padding = (0, model.config.max_length - seen.shape[1])
-                batch.trajectory.append(nn.functional.pad(seen, padding, value=model.config.pad_token_id or 0).cpu())
-                batch.times.append(t.cpu())
-            z = scheduler.step(
+            prediction = self._predict(batch, timestep, clock, options)
+            if options.keep_trajectory:
+                batch.trajectory.append(self._best_tokens(batch, prediction).cpu())
+                batch.times.append(torch.as_tensor(timestep).expand(len(batch.z)).cpu())
+            batch.z = scheduler.step(
                 prediction,
                 timestep,
-                z,
+                batch.z,
                 forward_process=model.forward_process,
-                context=context,
+                context=batch.context,
                 generator=batch.generators,
             ).prev_sample
-            if batch.callback is not None:
-                tensors = {"latents": z, "prediction": prediction}
-                if "tokens" in batch.callback_inputs:
-                    tensors["tokens"] = model.decode(prediction, context).argmax(-1)
-                wanted = {name: tensors[name] for name in batch.callback_inputs}
-                z = (batch.callback(self, batch.calls, timestep, wanted) or {}).get("latents", z)
+            if options.callback is not None:
+                self._call_back(batch, timestep, prediction, options)
             batch.calls += 1
-            batch.bar.update()
-        return z
+            options.bar.update()
+        self._write(batch, model.config.max_length, clock.block_size, options)
 
-    def _predict(self, batch: _Batch, z: Tensor, t: Tensor, context: Tensor | None) -> Tensor:
-        """Ê: the mean of the predicted embeddings or, for a scheduler that wants it, tokens drawn from the prediction."""
-        model, scheduler = self.model, self.scheduler
-        if scheduler.samples_tokens:
-            logits = model.predict_logits(z, t, context, batch.previous)
-            options = {"temperature": scheduler.config.temperature, "min_p": scheduler.config.min_p}
-            return model.embed(select_tokens(logits, generators=batch.generators, **options))
-        prediction = model.predict(z, t, context, batch.previous)
-        if batch.clamp_predictions:
-            prediction = model.embed(self._nearest_tokens(prediction))
-        return prediction
+    def _predict(self, batch: _Batch, timestep: Tensor, clock: BatchClock, options: _Options) -> Prediction | Tensor:
+        """What the model says of the tokens: of those of the block in motion, if the text is in blocks."""
+        scheduler, z = self.scheduler, self.scheduler.scale_model_input(batch.z, timestep)
+        window = None if clock.block_size is None else clock.window(float(timestep))
+        if window is not None:
+            self._write(batch, window.start, clock.block_size, options)
+        t = scheduler.token_times(timestep, z).value
+        prediction = self.model.denoise(z, t, batch.context, batch.clean, window=window)
+        if not options.clamp_predictions:
+            return prediction
+        nearest = torch.cdist(prediction.embeddings.flatten(0, 1), self.model.embedding_table()).argmin(-1)
+        return self.model.embed(nearest.view(z.shape[:-1]))
 
-    def _block_steps(self, num_inference_steps: int | None) -> list[int | None]:
-        """How many steps each block gets; `None` where the times are given."""
-        blocks = self.model.config.num_blocks
-        if blocks == 1 or not is_number(num_inference_steps):
-            return [num_inference_steps] * blocks
-        if num_inference_steps < blocks:
-            raise ValueError(
-                f"`num_inference_steps` is {num_inference_steps}; a text of this model has {blocks} blocks, and each needs at least one."
-            )
-        return [num_inference_steps // blocks + (block < num_inference_steps % blocks) for block in range(blocks)]
+    def _write(self, batch: _Batch, stop: int, block_size: int | None, options: _Options) -> None:
+        """Choose the tokens up to `stop` from z_0, and read those of whole blocks as clean ones."""
+        start = batch.written.shape[1]
+        if start == stop:
+            return
+        logits = self.model.decode(batch.z, batch.context)[:, start:stop]
+        tokens = select_tokens(logits, generators=batch.generators, **options.choice)
+        batch.written = batch.with_known(torch.cat([batch.written, tokens], dim=1))
+        if block_size is not None and stop < self.model.config.max_length:
+            _, batch.clean = self.model.read_clean(batch.written[:, start:], block_size, batch.clean)
 
-    def _count_calls(self, steps: list[int | None], timesteps: Sequence[float] | None) -> float:
-        """How many Ê a batch takes."""
-        calls = 0
-        for num_steps in steps:
-            self._set_timesteps(num_steps, timesteps)
-            # An adaptive scheduler does not know how many calls it will take.
-            calls += len(self.scheduler.timesteps) if hasattr(self.scheduler.timesteps, "__len__") else float("inf")
-        return calls
+    def _best_tokens(self, batch: _Batch, prediction: Prediction | Tensor) -> Tensor:
+        """The text as the prediction has it; blocks to come are padding."""
+        window = getattr(prediction, "window", None)
+        embeddings = prediction.embeddings if isinstance(prediction, Prediction) else prediction
+        tokens = self.model.decode(embeddings, batch.context).argmax(-1)
+        if window is not None:
+            tokens[:, : window.start] = batch.written
+            tokens[:, window.stop :] = self.model.config.pad_token_id or 0
+        return batch.with_known(tokens)
 
-    def _nearest_tokens(self, prediction: Tensor) -> Tensor:
-        table = self.model.embedding_table()
-        return torch.cdist(prediction.flatten(0, 1), table).argmin(-1).view(prediction.shape[:-1])
+    def _call_back(
+        self, batch: _Batch, timestep: Tensor, prediction: Prediction | Tensor, options: _Options
+    ) -> None:
+        tensors = {"latents": batch.z}
+        if "prediction" in options.callback_inputs:
+            tensors["prediction"] = prediction.embeddings if isinstance(prediction, Prediction) else prediction
+        if "tokens" in options.callback_inputs:
+            tensors["tokens"] = self._best_tokens(batch, prediction)
+        wanted = {name: tensors[name] for name in options.callback_inputs}
+        batch.z = (options.callback(self, batch.calls, timestep, wanted) or {}).get("latents", batch.z)
 
-    def _set_timesteps(self, num_inference_steps: int | None, timesteps: Sequence[float] | None) -> None:
+    def _order(self, batch: _Batch, clock: Clock) -> Tensor | None:
+        """Random numbers from which a clock in random order takes that of each text."""
+        if not clock.draws_order:
+            return None
+        return torch.stack(
+            [torch.rand(self.model.config.max_length, generator=g, device=g.device) for g in batch.generators]
+        ).to(batch.z.device, batch.z.dtype)
+
+    def _count_calls(self, options: _Options) -> float:
+        """How many predictions a batch takes."""
+        self._set_timesteps(options, BatchClock(options.clock, self.model.config.max_length))
+        # An adaptive scheduler does not know how many calls it will take.
+        return len(self.scheduler.timesteps) if hasattr(self.scheduler.timesteps, "__len__") else float("inf")
+
+    def _set_timesteps(self, options: _Options, clock: BatchClock) -> None:
         # Times live on the CPU: schedulers read them as numbers.
         self.scheduler.set_timesteps(
-            num_inference_steps, device="cpu", timesteps=timesteps, time_sampler=self.model.time_sampler
+            options.num_steps,
+            device="cpu",
+            timesteps=options.timesteps,
+            time_sampler=self.model.time_sampler,
+            clock=clock,
         )
 
     def _check_call(
-        self, num_samples, batch_size, generator, latents, temperature, top_k, top_p, clamp_predictions, output_type,
-        callback_inputs,
+        self, num_samples, batch_size, generator, latents, input_ids, known, temperature, top_k, top_p,
+        clamp_predictions, output_type, callback_inputs,
     ) -> None:  # fmt: skip
         check_samples(num_samples, batch_size, generator)
         shape = (num_samples, *self.model.latent_shape)
@@ -285,12 +348,20 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
         if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
             raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
-        if self.scheduler.samples_tokens and self.model.config.prediction_type != "categorical":
+        if (input_ids is None) != (known is None):
+            raise ValueError("`input_ids` and `known` go together: token ids, and which of them are given.")
+        if input_ids is not None:
+            self.model.check_inputs(input_ids)
+            if len(input_ids) != num_samples:
+                raise ValueError(f"`input_ids` has {len(input_ids)} rows for {num_samples} samples; each needs one.")
+            check_known(known, input_ids.shape)
+        draws_tokens = self.scheduler.config.get("prediction") == "tokens"
+        if draws_tokens and self.model.config.prediction_type != "categorical":
             raise ValueError(
-                f"The scheduler has `prediction` 'tokens', but the model has `prediction_type` {self.model.config.prediction_type!r}; only "
-                "'categorical' has a distribution to draw them from."
+                "The scheduler has `prediction` 'tokens', but the model has `prediction_type` "
+                f"{self.model.config.prediction_type!r}; only 'categorical' has a distribution to draw them from."
             )
-        if self.scheduler.samples_tokens and clamp_predictions:
+        if draws_tokens and clamp_predictions:
             raise ValueError(
                 "`clamp_predictions` is True, but with the scheduler's `prediction` 'tokens' Ê is tokens already."
             )

@@ -11,6 +11,10 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
+from ..clocks import BatchClock
+from ..models.prediction import Prediction
+from ..networks.dual import Dual
+
 
 TIME_GRIDS = ("uniform", "learned")
 Generators = torch.Generator | list[torch.Generator] | None
@@ -27,16 +31,16 @@ class TextDiffusionSchedulerOutput(BaseOutput):
 
 
 class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
-    """Continuous times from `start_time` down to 0, and one call of `step` for each predictor call.
+    """Global times u from 1 down to 0, and one call of `step` for each predictor call.
 
-    `timesteps` are the times at which the predictor is called; the last step ends at 0. Time grids: equally spaced (`"uniform"`), with equal
-    shares of the model's learned time density between neighbours (`"learned"`), or given to `set_timesteps`.
+    `timesteps` are the times u at which the predictor is called; the last step ends at 0. The clock maps them to token times,
+    and a step moves token i from `c_i(u)` to `c_i(u')`. Tokens that do not move stay as they are, bit for bit. Time grids:
+    token times as the clock gives them (`"uniform"`), by the model's learned time density (`"learned"`), or u given to
+    `set_timesteps`.
     """
 
     order = 1
     init_noise_sigma = 1.0
-    # Whether Ê is to be tokens drawn from the prediction, instead of their mean.
-    samples_tokens = False
 
     def _check_config(self) -> None:
         if self.config.time_grid not in TIME_GRIDS:
@@ -48,7 +52,7 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
 
     @property
     def start_time(self) -> float:
-        """Time of the first predictor call."""
+        """Time of a token that has not started."""
         return self.config.start_time
 
     @classmethod
@@ -68,22 +72,28 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
         device: str | torch.device | None = None,
         timesteps: Sequence[float] | None = None,
         time_sampler: torch.nn.Module | None = None,
+        clock: BatchClock | None = None,
     ) -> None:
         """Set the times of the predictor calls.
 
         Args:
-            num_inference_steps: number of steps from `start_time` to 0.
-            timesteps: the times themselves, decreasing, in (0, 1], instead of a number of steps. 0 is added at the end.
+            num_inference_steps: number of steps from 1 to 0.
+            timesteps: the times u themselves, decreasing, in (0, 1], instead of a number of steps. 0 is added at the end.
             time_sampler: the model's time sampler, which the `"learned"` grid needs.
+            clock: the clock of the batch; by default all tokens have the time u.
         """
-        self._grid = self._time_grid(num_inference_steps, timesteps, time_sampler)
+        self._grid = self._time_grid(num_inference_steps, timesteps, clock)
+        self._time_sampler = time_sampler if self.config.time_grid == "learned" else None
+        if self.config.time_grid == "learned" and time_sampler is None:
+            raise ValueError("`time_grid` is 'learned', which needs the model's `time_sampler` in `set_timesteps`.")
+        self._clock = clock
         self.num_inference_steps = len(self._grid) - 1
         self._device = device
         self._step_index = None
-        self.timesteps = torch.tensor(self._grid[:-1], dtype=torch.float32, device=device)
+        self.timesteps = self._as_timesteps(self._grid[:-1], device)
 
     def _time_grid(
-        self, num_steps: int | None, timesteps: Sequence[float] | None, time_sampler: torch.nn.Module | None
+        self, num_steps: int | None, timesteps: Sequence[float] | None, clock: BatchClock | None
     ) -> list[float]:
         if (num_steps is None) == (timesteps is None):
             raise ValueError("Give either `num_inference_steps` or `timesteps`, one of the two.")
@@ -94,38 +104,62 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
             return grid
         if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps <= 0:
             raise ValueError(f"`num_inference_steps` is {num_steps!r}; it must be an integer above 0.")
-        if self.config.time_grid == "uniform":
-            grid = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
-        elif time_sampler is None:
-            raise ValueError("`time_grid` is 'learned', which needs the model's `time_sampler` in `set_timesteps`.")
-        else:
-            grid = time_sampler.time_grid(num_steps)
-        return (grid * self.start_time).tolist()
+        if clock is None:
+            return torch.linspace(1, 0, num_steps + 1, dtype=torch.float64).tolist()
+        return clock.clock.time_grid(num_steps, clock.length)
+
+    def token_times(self, u: Tensor | float, sample: Tensor) -> Dual:
+        """Token times and rates, `(batch, seq)` or `(batch, 1)`, at a global time, or at one for each sample."""
+        u = torch.as_tensor(u, device=sample.device, dtype=sample.dtype).reshape(-1, 1).expand(len(sample), 1)
+        times = Dual(u, torch.ones_like(u)) if self._clock is None else self._clock(u)
+        if self._time_sampler is not None:
+            times = self._time_sampler(times)
+        if self.start_time == 1:
+            return times
+        # Before it starts a token waits at the first time, where its drift is finite.
+        t, rate = times
+        return Dual(t.clamp_max(self.start_time), torch.where(t > self.start_time, 0, rate))
+
+    @property
+    def _block_size(self) -> int | None:
+        return None if self._clock is None else self._clock.block_size
+
+    @staticmethod
+    def _as_timesteps(times: list[float], device: str | torch.device | None) -> Tensor:
+        # Not every accelerator has float64.
+        dtype = torch.float64 if device is None or torch.device(device).type == "cpu" else torch.float32
+        return torch.tensor(times, dtype=dtype, device=device)
 
     def _require_timesteps(self) -> None:
         if getattr(self, "_grid", None) is None:
             raise ValueError("`set_timesteps` must be called before `step`.")
 
     def _interval(self, timestep: Tensor | float) -> tuple[float, float]:
-        """The step `(t, s)` that begins at `timestep`. Only the first call looks at its value, so that none after it waits for the device."""
+        """The step `(u, u')` that begins at `timestep`. Only the first call looks at its value: none after it waits for a device."""
         self._require_timesteps()
         if self._step_index is None:
             distances = [abs(time - float(timestep)) for time in self._grid[:-1]]
             self._step_index = distances.index(min(distances))
         if self._step_index == self.num_inference_steps:
             raise ValueError("`step` has reached time 0: call `set_timesteps` before another run.")
-        t, s = self._grid[self._step_index], self._grid[self._step_index + 1]
+        u, next_u = self._grid[self._step_index], self._grid[self._step_index + 1]
         self._step_index += 1
-        return t, s
+        return u, next_u
 
     @staticmethod
     def _noise(sample: Tensor, generator: Generators) -> Tensor:
         return randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=sample.dtype)
 
     @staticmethod
-    def _times(time: float, sample: Tensor) -> Tensor:
-        return torch.full((len(sample),), time, device=sample.device, dtype=sample.dtype)
+    def _mean(model_output: Tensor | Prediction) -> Tensor:
+        """Ê."""
+        return model_output.embeddings if isinstance(model_output, Prediction) else model_output
 
     @staticmethod
-    def _output(sample: Tensor, return_dict: bool) -> TextDiffusionSchedulerOutput | tuple[Tensor]:
-        return TextDiffusionSchedulerOutput(prev_sample=sample) if return_dict else (sample,)
+    def _output(
+        moved: Tensor, sample: Tensor, t: Tensor, s: Tensor, return_dict: bool
+    ) -> TextDiffusionSchedulerOutput | tuple[Tensor]:
+        """`moved` for the tokens that go from t to s < t, `sample` for those that stand still."""
+        if t.shape[1] > 1:
+            moved = torch.where((t > s)[..., None], moved, sample)
+        return TextDiffusionSchedulerOutput(prev_sample=moved) if return_dict else (moved,)

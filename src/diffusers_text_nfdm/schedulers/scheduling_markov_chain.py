@@ -8,6 +8,8 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
 from ..forward_processes import ForwardProcess
+from ..models.prediction import Prediction
+from ..models.token_choice import select_tokens
 from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutput
 
 
@@ -21,9 +23,10 @@ class MarkovChainScheduler(TextDiffusionScheduler):
     Every ρ keeps the marginals. ρ = 1 is star sampling (the paper's "DDIM-style"), where z_t is forgotten and the forward process is
     called once a step; ρ = 0 is deterministic (what DDIM means elsewhere); `ρ* = 1 - SNR(t)/SNR(s)` is the ancestral posterior of VDM and DDPM.
 
-    With `prediction="tokens"` the pipeline gives tokens drawn from the predicted distribution in place of their mean Ê. A token drawn from
-    `p(x | z_t)` and the noise that z_t then has are a draw from their joint distribution, so for a single token a step of any length
-    keeps the marginals exactly, where the mean needs short steps; of several tokens it is left out that they depend on each other.
+    With `prediction="tokens"` a step draws tokens from the predicted distribution and takes their embeddings in place of the mean
+    Ê. A token drawn from `p(x | z_t)` and the noise that z_t then has are a draw from their joint distribution. So for a single
+    token a step of any length keeps the marginals exactly, where the mean needs short steps. For several tokens it ignores
+    the dependence between them.
 
     Args:
         noise_fraction: ρ in [0, 1], a fraction of the variance; or `"snr"` for ρ*, which needs a process with a signal-to-noise ratio.
@@ -60,13 +63,9 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         if not isinstance(min_p, (int, float)) or isinstance(min_p, bool) or not 0 <= min_p < 1:
             raise ValueError(f"`min_p` is {min_p!r}; it must be a number in [0, 1).")
 
-    @property
-    def samples_tokens(self) -> bool:
-        return self.config.prediction == "tokens"
-
     def step(
         self,
-        model_output: Tensor,
+        model_output: Tensor | Prediction,
         timestep: Tensor | float,
         sample: Tensor,
         *,
@@ -75,12 +74,14 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         generator: Generators = None,
         return_dict: bool = True,
     ) -> TextDiffusionSchedulerOutput | tuple[Tensor]:
-        """From `z_t` and `Ê = model_output` to `z_s`; the last step gives the mean at 0, without noise."""
-        time, next_time = self._interval(timestep)
-        prediction = model_output
-        if next_time == 0:
-            return self._output(forward_process.initial_marginal(prediction, context).mean, return_dict)
-        t, s = self._times(time, sample), self._times(next_time, sample)
+        """From `z_t` and the prediction to `z_s`; a token that ends at 0 gets the mean there, without noise."""
+        u, next_u = self._interval(timestep)
+        t, s = self.token_times(u, sample).value, self.token_times(next_u, sample).value
+        prediction = self._estimate(model_output, generator)
+        final = forward_process.initial_marginal(prediction, context).mean
+        if next_u == 0:
+            return self._output(final, sample, t, s, return_dict)
+        block_size = self._block_size
         rho = self.config.noise_fraction
         if rho == "snr":
             rho = 1 - forward_process.snr(t, context) / forward_process.snr(s, context)
@@ -88,10 +89,25 @@ class MarkovChainScheduler(TextDiffusionScheduler):
             rho = rho.clamp(0, 1)
         if isinstance(rho, Tensor) or 0 < rho < 1:
             rho = torch.as_tensor(rho, device=sample.device, dtype=sample.dtype)
-            kept = forward_process.marginal(prediction, t, context).noise(sample)
+            kept = forward_process.marginal(prediction, t, context, block_size).noise(sample)
             noise = (1 - rho).sqrt() * kept + rho.sqrt() * self._noise(sample, generator)
         elif rho == 0:
-            noise = forward_process.marginal(prediction, t, context).noise(sample)
+            noise = forward_process.marginal(prediction, t, context, block_size).noise(sample)
         else:
             noise = self._noise(sample, generator)
-        return self._output(forward_process.marginal(prediction, s, context).sample(noise), return_dict)
+        moved = forward_process.marginal(prediction, s, context, block_size).sample(noise)
+        if s.shape[1] > 1:
+            moved = torch.where((s > 0)[..., None], moved, final)
+        return self._output(moved, sample, t, s, return_dict)
+
+    def _estimate(self, model_output: Tensor | Prediction, generator: Generators) -> Tensor:
+        """Ê: the mean, or the embeddings of tokens drawn from the prediction."""
+        if self.config.prediction == "mean":
+            return self._mean(model_output)
+        if not isinstance(model_output, Prediction) or not model_output.is_categorical:
+            raise ValueError(
+                "`prediction` is 'tokens', which needs a model with `prediction_type` 'categorical': only it has a distribution "
+                "to draw them from."
+            )
+        options = {"temperature": self.config.temperature, "min_p": self.config.min_p}
+        return model_output.embeddings_of(select_tokens(model_output.logits, generators=generator, **options))

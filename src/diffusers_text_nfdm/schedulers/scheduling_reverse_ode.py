@@ -10,7 +10,10 @@ from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
+from ..clocks import BatchClock
 from ..forward_processes import ForwardProcess
+from ..models.prediction import Prediction
+from ..networks.dual import Dual
 from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutput
 
 
@@ -47,21 +50,21 @@ TABLEAUS = {
 class _AdaptiveState:
     """Every sample has its own time and step size, so that it does not depend on the batch it is in."""
 
-    t: Tensor
+    u: Tensor
     h: Tensor
     origin: Tensor
     slopes: list[Tensor] = field(default_factory=list)
 
 
 class ReverseODEScheduler(TextDiffusionScheduler):
-    """`dz/dt = f(z) = d mean/dt + (d log std/dt) (z - mean)`, with Ê in place of E, from `start_time` down to 0.
+    """`dz/du = f(z) = d mean/du + (d log std/du) (z - mean)`, with Ê in place of E, from `start_time` down to 0.
 
     Args:
         method: `"euler"` (order 1, one predictor call a step), `"heun"` (order 2, two calls, and one in the last step), or `"adaptive"`: the Bogacki-Shampine
             3(2) pair (three calls a step), whose steps are chosen so that the estimated error stays below `atol + rtol |z|`;
             `num_inference_steps` then sets only the first step size, `1/num_inference_steps`.
         rtol, atol: tolerances of `"adaptive"`.
-        start_time: first time. At t = 1 itself the drift of a schedule with `α ~ sqrt(1-t)` is infinite.
+        start_time: time of a token that has not started. At t = 1 itself the drift of a schedule with `α ~ sqrt(1-t)` is infinite.
         time_grid: `"uniform"` or `"learned"`.
     """
 
@@ -97,11 +100,14 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         device: str | torch.device | None = None,
         timesteps: Sequence[float] | None = None,
         time_sampler: torch.nn.Module | None = None,
+        clock: BatchClock | None = None,
     ) -> None:
         adaptive = self.config.method == "adaptive"
         if adaptive and timesteps is not None:
             raise ValueError("`timesteps` cannot be given with method 'adaptive', which chooses its own.")
-        super().set_timesteps(num_inference_steps, device, timesteps, time_sampler)
+        if adaptive and clock is not None and clock.block_size is not None:
+            raise ValueError("Method 'adaptive' has a time for every sample, which texts in blocks cannot have.")
+        super().set_timesteps(num_inference_steps, device, timesteps, time_sampler, clock)
         self.num_function_evaluations = 0
         self._slopes: list[Tensor] = []
         self._state: _AdaptiveState | None = None
@@ -109,11 +115,11 @@ class ReverseODEScheduler(TextDiffusionScheduler):
             self.timesteps = _AdaptiveTimes(self)
         else:
             stages = [t - c * (t - s) for t, s in zip(self._grid, self._grid[1:]) for c in self._tableau_of_step(s).c]
-            self.timesteps = torch.tensor(stages, dtype=torch.float32, device=device)
+            self.timesteps = self._as_timesteps(stages, device)
 
     def step(
         self,
-        model_output: Tensor,
+        model_output: Tensor | Prediction,
         timestep: Tensor | float,
         sample: Tensor,
         *,
@@ -129,20 +135,24 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         self._require_timesteps()
         self.num_function_evaluations += 1
         if self.config.method == "adaptive":
-            return self._output(self._adaptive_step(model_output, sample, forward_process, context), return_dict)
+            moved = self._adaptive_step(self._mean(model_output), sample, forward_process, context)
+            return TextDiffusionSchedulerOutput(prev_sample=moved) if return_dict else (moved,)
         if not self._slopes:
-            self._t, self._s = self._interval(timestep)
+            self._u, self._next_u = self._interval(timestep)
             self._origin = sample
-        h, tableau = self._t - self._s, self._tableau_of_step(self._s)
-        stage_time = self._t - tableau.c[len(self._slopes)] * h
-        path = forward_process.moving_marginal(model_output, self._times(stage_time, sample), context)
+        h, tableau = self._u - self._next_u, self._tableau_of_step(self._next_u)
+        t, s = self.token_times(self._u, sample).value, self.token_times(self._next_u, sample).value
+        # Within a step the token times are on a straight line, so that every token arrives where its clock says.
+        times = Dual(t - tableau.c[len(self._slopes)] * (t - s), (t - s) / h)
+        path = forward_process.path(times, context, self._block_size)(self._mean(model_output))
         self._slopes.append(path.ode_drift(sample))
         stage = len(self._slopes)
         if stage < len(tableau.c):
-            return self._output(self._advance(self._origin, h, self._slopes, tableau.a[stage]), return_dict)
-        sample = self._advance(self._origin, h, self._slopes, tableau.b)
-        self._slopes = []
-        return self._output(sample, return_dict)
+            moved = self._advance(self._origin, h, self._slopes, tableau.a[stage])
+        else:
+            moved = self._advance(self._origin, h, self._slopes, tableau.b)
+            self._slopes = []
+        return self._output(moved, self._origin, t, s, return_dict)
 
     @staticmethod
     def _advance(origin: Tensor, h: float | Tensor, slopes: list[Tensor], weights: Sequence[float]) -> Tensor:
@@ -153,11 +163,12 @@ class ReverseODEScheduler(TextDiffusionScheduler):
     ) -> Tensor:
         tableau = self.tableau
         if self._state is None:
-            t = self._times(self.start_time, sample)
-            self._state = _AdaptiveState(t=t, h=torch.full_like(t, self._grid[0] - self._grid[1]), origin=sample)
+            u = sample.new_full((len(sample),), self._grid[0])
+            self._state = _AdaptiveState(u=u, h=torch.full_like(u, self._grid[0] - self._grid[1]), origin=sample)
         state = self._state
         stage = len(state.slopes)
-        path = forward_process.moving_marginal(prediction, state.t - tableau.c[stage] * state.h, context)
+        times = self.token_times(state.u - tableau.c[stage] * state.h, sample)
+        path = forward_process.path(times, context, self._block_size)(prediction)
         state.slopes.append(path.ode_drift(sample))
         h = state.h[:, None, None]
         if stage + 1 < len(tableau.c):
@@ -171,14 +182,14 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         accepted = (ratio <= 1) | (state.h <= 1e-4)
         factor = torch.nan_to_num(0.9 * ratio.clamp_min(1e-8) ** (-1 / tableau.order), nan=0.2).clamp(0.2, 5.0)
         keep = accepted[:, None, None]
-        state.t = torch.where(accepted, state.t - state.h, state.t)
+        state.u = torch.where(accepted, state.u - state.h, state.u)
         state.origin = torch.where(keep, sample, state.origin)
         first = torch.where(keep, state.slopes[-1], state.slopes[0])
         # Never past 0; a remainder too small to matter is taken with the step before it.
-        finished = state.t <= 1e-6
-        state.t = torch.where(finished, torch.zeros_like(state.t), state.t)
+        finished = state.u <= 1e-6
+        state.u = torch.where(finished, torch.zeros_like(state.u), state.u)
         state.h = torch.where(
-            finished, torch.zeros_like(state.h), torch.minimum((state.h * factor).clamp_min(1e-4), state.t)
+            finished, torch.zeros_like(state.h), torch.minimum((state.h * factor).clamp_min(1e-4), state.u)
         )
         state.slopes = [first]
         # The first stage of the next step is known: ask for its second.
@@ -186,10 +197,10 @@ class ReverseODEScheduler(TextDiffusionScheduler):
 
     def _next_adaptive_time(self) -> Tensor | None:
         if self._state is None:
-            return torch.tensor(self.start_time, dtype=torch.float32, device=self._device)
+            return self._as_timesteps(self._grid[:1], self._device)[0]
         if not self._state.h.any():
             return None
-        return self._state.t - self.tableau.c[len(self._state.slopes)] * self._state.h
+        return self._state.u - self.tableau.c[len(self._state.slopes)] * self._state.h
 
 
 class _AdaptiveTimes:

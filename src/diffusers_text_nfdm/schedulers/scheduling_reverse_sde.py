@@ -10,6 +10,8 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
 from ..forward_processes import ForwardProcess
+from ..models.prediction import Prediction
+from ..networks.dual import Dual
 from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutput
 
 
@@ -21,7 +23,7 @@ class ReverseSDEScheduler(TextDiffusionScheduler):
 
     Args:
         volatility_scale: factor on g. 0 gives the ODE (Euler).
-        start_time: first time. At t = 1 itself the drift of a schedule with `α ~ sqrt(1-t)` is infinite.
+        start_time: time of a token that has not started. At t = 1 itself the drift of a schedule with `α ~ sqrt(1-t)` is infinite.
         time_grid: `"uniform"` or `"learned"`.
     """
 
@@ -37,7 +39,7 @@ class ReverseSDEScheduler(TextDiffusionScheduler):
 
     def step(
         self,
-        model_output: Tensor,
+        model_output: Tensor | Prediction,
         timestep: Tensor | float,
         sample: Tensor,
         *,
@@ -46,16 +48,22 @@ class ReverseSDEScheduler(TextDiffusionScheduler):
         generator: Generators = None,
         return_dict: bool = True,
     ) -> TextDiffusionSchedulerOutput | tuple[Tensor]:
-        """From `z_t` and `Ê = model_output` to `z_{t-h}`; the last step adds no noise. `volatility_scale=0` is an Euler step of the ODE."""
-        time, next_time = self._interval(timestep)
-        h = time - next_time
-        t = self._times(time, sample)
-        path = forward_process.moving_marginal(model_output, t, context)
+        """From `z_t` and `Ê = model_output` to `z_{t-h}`; a token that ends at 0 gets no noise.
+
+        `volatility_scale=0` is an Euler step of the ODE.
+        """
+        u, next_u = self._interval(timestep)
+        h = u - next_u
+        t, s = self.token_times(u, sample).value, self.token_times(next_u, sample).value
+        # The mean rate of the step, with which every token arrives where its clock says.
+        times = Dual(t, (t - s) / h)
+        path = forward_process.path(times, context, self._block_size)(self._mean(model_output))
         if self.config.volatility_scale == 0:
-            return self._output(sample - h * path.ode_drift(sample), return_dict)
-        squared_volatility = forward_process.squared_volatility(t, context) * self.config.volatility_scale**2
+            return self._output(sample - h * path.ode_drift(sample), sample, t, s, return_dict)
+        squared_volatility = forward_process.squared_volatility(times, context) * self.config.volatility_scale**2
         squared_volatility = torch.minimum(squared_volatility, path.std.square() / h)
-        sample = sample - h * path.reverse_drift(sample, squared_volatility)
-        if next_time > 0:
-            sample = sample + (squared_volatility.sqrt() * math.sqrt(h)) * self._noise(sample, generator)
-        return self._output(sample, return_dict)
+        moved = sample - h * path.reverse_drift(sample, squared_volatility)
+        if next_u > 0:
+            noise = (squared_volatility.sqrt() * math.sqrt(h)) * self._noise(sample, generator)
+            moved = moved + torch.where((s > 0)[..., None], noise, 0)
+        return self._output(moved, sample, t, s, return_dict)

@@ -18,7 +18,7 @@ from ..models import (
     TextDiffusionModel,
     evaluation_mode,
 )
-from ..models.cooccurrence import cooccurrence_embeddings
+from ..networks.cooccurrence import cooccurrence_embeddings
 from ..tokenization import WordTokenizer, special_ids
 from .arguments import CONFIGS, TrainingArguments
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..likelihood import LikelihoodEstimate
-from ..models.compilation import compile_blocks
+from ..networks.compilation import compile_layers
 from ..pipelines import NFDMTextPipelineOutput
 from .arguments import TrainingArguments
 from .batches import Partition, training_batches
@@ -145,7 +145,7 @@ class Trainer:
         # The averaged weights are evaluated and released in a model of their own, whole even where training shards them.
         self.released: PreTrainedModel = copy.deepcopy(model).requires_grad_(False).eval().to(accelerator.device)
         if arguments.compile:
-            compile_blocks(model)
+            compile_layers(model)
         optimizers = build_optimizers(model, arguments)
         self.wrapped, *self.optimizers = accelerator.prepare(model, *optimizers)
         self.model: PreTrainedModel = accelerator.unwrap_model(self.wrapped)

@@ -7,8 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from .forward_processes import ForwardProcess
-from .models import TextDiffusionModel, evaluation_mode
+from ..clocks import BatchClock, Clock
+from ..forward_processes import ForwardProcess
+from ..models import TextDiffusionModel, evaluation_mode
+from ..networks.dual import Dual
 
 
 @torch.no_grad()
@@ -16,6 +18,7 @@ def importance_weighted_bound(
     model: TextDiffusionModel,
     input_ids: Tensor,
     *,
+    clock: str | dict | Clock | None = None,
     num_draws: int = 16,
     num_steps: int = 64,
     batch_size: int = 64,
@@ -29,54 +32,61 @@ def importance_weighted_bound(
         w = p(x | z_0) p(z_1) p(c) Π p(z_s | z_t) / [q(z_1 | x) q(c | x) Π q(z_s | z_t, x)]
         q(z_s | z_t, x) = N(mean_s + sqrt(std_s² - v) ε_t, v),   ε_t = (z_t - mean_t) / std_t
 
-    and `p` the same with Ê in place of E. The variance `v` of a step does not depend on x (`step_variance`), else every step would cost
+    and `p` the same with Ê in place of E. Tokens that do not move in a step are left out; the blocks of a text go side by side. The variance `v` of a step does not depend on x (`step_variance`), else every step would cost
     something even as T -> ∞; so there K = 1 has the mean of the continuous bound. It costs K T predictor calls per text.
     """
     for name, value in (("num_draws", num_draws), ("num_steps", num_steps), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"`{name}` is {value}; it must be at least 1.")
     input_ids = torch.as_tensor(input_ids).long()
-    model.check_inputs(input_ids.cpu(), None)
+    model.check_inputs(input_ids.cpu())
+    clock = model.clock(clock)
     generator = torch.Generator(model.device).manual_seed(seed)
     bounds = []
     with evaluation_mode(model):
         for batch in input_ids.split(batch_size):
             batch = batch.to(model.device)
-            log_weights = [_log_weight(model, batch, num_steps, generator) for _ in range(num_draws)]
+            log_weights = [_log_weight(model, batch, clock, num_steps, generator) for _ in range(num_draws)]
             bounds.append(math.log(num_draws) - torch.logsumexp(torch.stack(log_weights), dim=0))
     return torch.cat(bounds)
 
 
-def _log_weight(model: TextDiffusionModel, input_ids: Tensor, num_steps: int, generator: torch.Generator) -> Tensor:
-    process, texts = model.forward_process, model.embed(input_ids)
+def _log_weight(
+    model: TextDiffusionModel, input_ids: Tensor, clock: Clock, num_steps: int, generator: torch.Generator
+) -> Tensor:
+    process, embeddings = model.forward_process, model.embed(input_ids)
     draws = model.draw(len(input_ids), generator)
-    context, context_weight = None, texts.new_zeros(len(input_ids))
+    context, log_weight = None, embeddings.new_zeros(len(input_ids))
     if model.context_encoder is not None:
-        mean, log_variance = model.context_encoder(texts)
+        mean, log_variance = model.context_encoder(embeddings)
         std = torch.exp(0.5 * log_variance)
         context = mean + std * draws.context_noise
-        context_weight = _log_ratio_to_standard(context, std, draws.context_noise).sum(-1)
-    # Every block of a text has a path of its own.
-    embeddings, noise, context = model.split(texts), model.split(draws.noise), model.per_block(context)
-    previous = model.encode_all_previous(input_ids)
+        log_weight = _log_ratio_to_standard(context, std, draws.context_noise).sum(-1)
+    block_size = model.block_size(clock)
+    clean, _ = model.clean_stream(input_ids, block_size)
     terminal = process.terminal_marginal(embeddings, context)
-    z = terminal.sample(noise)
-    log_weight = _log_ratio_to_standard(z, terminal.std, noise).sum((-1, -2))
+    z = terminal.sample(draws.noise)
+    log_weight = log_weight + _log_ratio_to_standard(z, terminal.std, draws.noise).sum((-1, -2))
 
-    grid = torch.linspace(1, 0, num_steps + 1, device=z.device, dtype=z.dtype)
-    for time, next_time in zip(grid[:-1], grid[1:]):
-        t, s = time.expand(len(z)), next_time.expand(len(z))
+    grid = torch.linspace(1, 0, num_steps + 1, device=z.device, dtype=z.dtype)[:, None].expand(-1, len(z))[..., None]
+    if block_size is None:
+        batch_clock = BatchClock(clock, input_ids.shape[1], order=draws.order)
+        times = [batch_clock(u).value for u in grid]
+    else:
+        times = [u.expand(input_ids.shape) for u in grid]
+    for t, s in zip(times, times[1:]):
         variance = step_variance(process, t, s, context)
-        q_mean = _step_mean(process, embeddings, z, t, s, variance, context)
-        p_mean = _step_mean(process, model.predict(z, t, context, previous), z, t, s, variance, context)
+        step = z, t, s, variance, context, block_size
+        q_mean = _step_mean(process, embeddings, *step)
+        p_mean = _step_mean(process, model.denoise(z, t, context, clean).embeddings, *step)
         noise = torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
         # log N(z_s; p_mean, v) - log N(z_s; q_mean, v) at z_s = q_mean + sqrt(v) noise
         shift = (q_mean - p_mean) / variance.sqrt()
-        log_weight = log_weight - (shift * noise + 0.5 * shift.square()).sum((-1, -2))
-        z = q_mean + variance.sqrt() * noise
+        moving = (t > s)[..., None]
+        log_weight = log_weight - torch.where(moving, shift * noise + 0.5 * shift.square(), 0).sum((-1, -2))
+        z = torch.where(moving, q_mean + variance.sqrt() * noise, z)
     log_probabilities = torch.log_softmax(model.decode(z, context), dim=-1)
-    log_weight = log_weight + log_probabilities.gather(-1, model.split(input_ids)[..., None])[..., 0].sum(-1)
-    return context_weight + model.per_text(log_weight)
+    return log_weight + log_probabilities.gather(-1, input_ids[..., None])[..., 0].sum(-1)
 
 
 def step_variance(process: ForwardProcess, t: Tensor, s: Tensor, context: Tensor | None = None) -> Tensor:
@@ -85,13 +95,13 @@ def step_variance(process: ForwardProcess, t: Tensor, s: Tensor, context: Tensor
     `Γ` is `|γ(t) - γ(s)|` for a process with a signal-to-noise ratio: where it falls towards noise this is the posterior of DDPM, and where it
     rises the step does not depend on Ê at all, as in the continuous bound. For NFDM it is `g²(t-s)/σ²` of the base at the middle of the step.
     """
-    _, sigma = process.linear_base(s, context)
-    if process.diffusion_weight(t, context) is not None:
+    _, sigma = process.alpha_sigma(s, context)
+    if process.diffusion_weight(Dual(t, torch.ones_like(t)), context) is not None:
         exponent = (torch.log(process.snr(t, context)) - torch.log(process.snr(s, context))).abs()
     else:
         middle = 0.5 * (t + s)
-        _, middle_sigma = process.linear_base(middle, context)
-        exponent = process.squared_volatility(middle, context) * (t - s)[:, None, None] / middle_sigma.square()
+        _, middle_sigma = process.alpha_sigma(middle, context)
+        exponent = process.squared_volatility(Dual(middle, t - s), context) / middle_sigma.square()
     # Not zero, for the step's density to exist.
     return sigma.square() * -torch.expm1(-exponent.clamp_min(1e-6))
 
@@ -104,9 +114,10 @@ def _step_mean(
     s: Tensor,
     variance: Tensor,
     context: Tensor | None,
+    block_size: int | None,
 ) -> Tensor:
     """Mean of the step from t to s when the clean embeddings are `embeddings`. It keeps the marginals unless `v > std_s²`."""
-    current, following = process.marginal(embeddings, t, context), process.marginal(embeddings, s, context)
+    current, following = (process.marginal(embeddings, time, context, block_size) for time in (t, s))
     return following.mean + (following.std.square() - variance).clamp_min(0).sqrt() * current.noise(z)
 
 

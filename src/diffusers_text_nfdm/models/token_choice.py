@@ -1,4 +1,4 @@
-"""From logits to token ids: argmax, or sampling with temperature, top-k and top-p."""
+"""From logits to token ids: the most probable ones, or draws with temperature, top-k, top-p and min-p."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Value and time derivative carried together through a network: forward-mode differentiation by hand.
+"""Value and rate carried together through a network: forward-mode differentiation by hand.
 
-A `Dual(value, rate)` is a tensor and its derivative with respect to t. `rate=None` means "constant in time"; every
-operation below then does the work of the plain operation and no more, so one network serves both for `q(z_t | x)` alone
-and for its time derivative. Written by hand, the derivative shares the attention probabilities and normalisations with
+A `Dual(value, rate)` is a tensor and its derivative along a clock. The times of the tokens are such a pair: their
+values, and how fast each of them moves. `rate=None` means "constant"; every operation below then does the work of the
+plain operation and no more, so one network serves both for `q(z_t | x)` alone and for its derivative. Written by hand, the derivative shares the attention probabilities and normalisations with
 the value, compiles, and composes with autograd and checkpointing, which `torch.func.jvp` over attention does not. The
 operations that cost most are in `fused_dual.py`, with their backward passes.
 """
@@ -19,7 +19,7 @@ from . import fused_dual
 
 
 class Dual(NamedTuple):
-    """A tensor and its derivative with respect to t (`None` when it does not depend on t)."""
+    """A tensor and its derivative along a clock (`None` when it is constant)."""
 
     value: Tensor
     rate: Tensor | None = None

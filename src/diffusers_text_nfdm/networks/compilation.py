@@ -13,12 +13,12 @@ from torch import nn
 from transformers.models.bert.modeling_bert import BertLayer
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-from .block_predictor import PredictorLayer
-from .transformer import Block
+from .transformer import Layer
+from .two_stream_predictor import PredictorLayer
 
 
 # What a model repeats: blocks of one kind share their compiled code, so that it takes as long for twelve as for one.
-REPEATED = (Block, BertLayer, PredictorLayer, GPT2Block)
+REPEATED = (Layer, BertLayer, PredictorLayer, GPT2Block)
 
 
 def missing_compiler(device: torch.device) -> str | None:
@@ -32,7 +32,7 @@ def missing_compiler(device: torch.device) -> str | None:
     return None
 
 
-def compile_blocks(model: nn.Module) -> bool:
+def compile_layers(model: nn.Module) -> bool:
     """Compile the blocks of predictor and forward network, in place: the same numbers to rounding, with fewer passes over memory.
 
     Weights, checkpoints and gradient checkpointing are not touched. The code is generated at the first calls, which takes a minute.

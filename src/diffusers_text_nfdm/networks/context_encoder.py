@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
-from .configuration import MuLANConfig
 from .transformer import Transformer
+
+
+if TYPE_CHECKING:
+    from ..models.configuration import MuLANConfig
 
 
 class ContextEncoder(nn.Module):

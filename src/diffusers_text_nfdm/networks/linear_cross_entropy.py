@@ -25,7 +25,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, input_ids
         input_ids: `(...)`.
     """
     needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (hidden, weight, bias))
-    return _LinearCrossEntropy.apply(hidden, weight, bias, input_ids, needs_gradients)
+    # In the precision of the arguments, whatever autocast would choose.
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _LinearCrossEntropy.apply(hidden, weight, bias, input_ids, needs_gradients)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -1,4 +1,7 @@
-"""The small pre-LN transformer of the forward process (with time) and of MuLAN's context encoder (without)."""
+"""The small pre-LN transformer of the forward process (with time) and of MuLAN's context encoder (without).
+
+Times are `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same: then there is one modulation per text.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ TIME_CONDITIONINGS = ("adaln", "additive", "head", "none")
 
 
 class Modulation(nn.Module):
-    """`chunks` vectors per example, linear in an activated time embedding; they start at zero (AdaLN-Zero)."""
+    """`chunks` vectors per time, linear in an activated time embedding; they start at zero (AdaLN-Zero)."""
 
     def __init__(self, time_dim: int, hidden_size: int, chunks: int):
         super().__init__()
@@ -25,11 +28,10 @@ class Modulation(nn.Module):
         self.linear = nn.Linear(time_dim, chunks * hidden_size)
 
     def forward(self, time: Dual) -> tuple[Dual, ...]:
-        # (batch, 1, hidden): broadcasts over positions, and over leading axes of the embeddings.
         if time.rate is None:
-            return tuple(Dual(value) for value in self.linear(time.value)[..., None, :].chunk(self.chunks, dim=-1))
+            return tuple(Dual(value) for value in self.linear(time.value).chunk(self.chunks, dim=-1))
         # One product for both: with few examples its cost is reading the weight.
-        out = F.linear(torch.cat([time.value, time.rate]), self.linear.weight)[..., None, :]
+        out = F.linear(torch.cat([time.value, time.rate]), self.linear.weight)
         value, rate = out.chunk(2)
         values, rates = (value + self.linear.bias).chunk(self.chunks, dim=-1), rate.chunk(self.chunks, dim=-1)
         return tuple(map(Dual, values, rates))
@@ -61,7 +63,7 @@ class Mlp(nn.Module):
         return dual.linear(dual.gelu(dual.linear(x, self.linear_1)), self.linear_2)
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """Pre-LN attention and MLP. With `time_dim` the normalisations are adaptive and the branches gated (AdaLN)."""
 
     def __init__(self, hidden_size: int, num_heads: int, intermediate_size: int, time_dim: int | None):
@@ -85,21 +87,35 @@ class Block(nn.Module):
 
 
 class TimeConditions(NamedTuple):
-    """What the network gets of t, the same for all embeddings at these times."""
+    """What the network gets of the times, the same for all embeddings."""
 
     shift: Dual | None
-    blocks: tuple[tuple[Dual, ...] | None, ...]
+    layers: tuple[tuple[Dual, ...] | None, ...]
     film: tuple[Dual, ...] | None
+
+    def fold(self, block_size: int) -> TimeConditions:
+        """The conditions of blocks that are examples of their own."""
+
+        def folded(duals: tuple[Dual, ...] | None) -> tuple[Dual, ...] | None:
+            return None if duals is None else tuple(x.map_linear(lambda y: fold(y, block_size)) for x in duals)
+
+        shift = None if self.shift is None else folded((self.shift,))[0]
+        return TimeConditions(shift, tuple(map(folded, self.layers)), folded(self.film))
+
+
+def fold(x: Tensor, block_size: int) -> Tensor:
+    """`(..., batch, seq, size)` to `(..., batch * blocks, block_size, size)`."""
+    return x.unflatten(-2, (-1, block_size)).flatten(-4, -3)
 
 
 class Transformer(nn.Module):
-    """Embeddings `(..., batch, seq, input_dim)` and times `(batch,)` to `(..., batch, seq, output_dim)`.
+    """Embeddings `(..., batch, seq, input_dim)` and times `(batch, seq or 1)` to `(..., batch, seq, output_dim)`.
 
     `time_conditioning`:
-      * `"adaln"`: adaptive layer norms in every block and a FiLM head (NFDM);
+      * `"adaln"`: adaptive layer norms in every layer and a FiLM head (NFDM);
       * `"additive"`: a time embedding added to the input (NFDM-Additive);
-      * `"head"`: blocks without time, then a FiLM head with a small MLP. What comes before the head is constant in time, so that it
-        needs no derivative;
+      * `"head"`: layers without time, then a FiLM head with a small MLP. What comes before the head is constant in time,
+        so it needs no derivative;
       * `"none"`: no time at all (MuLAN's context encoder).
     """
 
@@ -124,47 +140,47 @@ class Transformer(nn.Module):
             self.time_embedding = None
         else:
             self.time_embedding = TimeEmbedding(hidden_size, time_dim if film else hidden_size)
-        block_time_dim = time_dim if adaptive else None
-        self.blocks = nn.ModuleList(
-            Block(hidden_size, num_heads, intermediate_size, block_time_dim) for _ in range(num_layers)
+        layer_time_dim = time_dim if adaptive else None
+        self.layers = nn.ModuleList(
+            Layer(hidden_size, num_heads, intermediate_size, layer_time_dim) for _ in range(num_layers)
         )
         self.film = Modulation(time_dim, hidden_size, 2) if film else None
         self.norm = nn.LayerNorm(hidden_size, elementwise_affine=not film)
         self.head = Mlp(hidden_size, 2 * hidden_size) if time_conditioning == "head" else None
         self.output = nn.Linear(hidden_size, output_dim)
 
-    def conditions(self, t: Tensor | None, with_rate: bool = False) -> TimeConditions:
-        """What depends on t alone, and with `with_rate` its derivative: to be computed once for several embeddings."""
-        shift, film, blocks = None, None, (None,) * len(self.blocks)
+    def conditions(self, times: Dual | None) -> TimeConditions:
+        """What depends on the times alone, with its derivative if they have a rate: computed once for several embeddings."""
+        shift, film, layers = None, None, (None,) * len(self.layers)
         if self.time_embedding is not None:
-            time = self.time_embedding(t, with_rate)
+            time = self.time_embedding(times)
             if self.film is None:
-                shift = time.map_linear(lambda y: y[..., None, :])
+                shift = time
             else:
                 time = dual.silu(time)
-                blocks = tuple(None if block.modulation is None else block.modulation(time) for block in self.blocks)
+                layers = tuple(None if layer.modulation is None else layer.modulation(time) for layer in self.layers)
                 film = self.film(time)
-        return TimeConditions(shift, blocks, film)
+        return TimeConditions(shift, layers, film)
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        t: Tensor | None = None,
-        with_rate: bool = False,
-        conditions: TimeConditions | None = None,
-    ) -> Dual:
-        """The output, and with `with_rate` its derivative in t (embeddings held fixed); `conditions` instead of `t` and `with_rate`."""
-        if conditions is None:
-            conditions = self.conditions(t, with_rate)
+    def forward(self, embeddings: Tensor, conditions: TimeConditions | None = None, block_size: int | None = None) -> Dual:
+        """The output, with its derivative along the times of the conditions if they have a rate (embeddings held fixed).
+
+        With `block_size` a position sees those of its own block only.
+        """
+        conditions = conditions or self.conditions(None)
         dtype = self.input.weight.dtype
-        x = Dual(self.input(embeddings.to(dtype)) + self.positions.weight[: embeddings.shape[-2]])
+        x = self.input(embeddings.to(dtype)) + self.positions.weight[: embeddings.shape[-2]]
+        shape = x.shape
+        if block_size is not None:
+            x, conditions = fold(x, block_size), conditions.fold(block_size)
+        x = Dual(x)
         if conditions.shift is not None:
             x = dual.add(x, conditions.shift)
-        for block, modulations in zip(self.blocks, conditions.blocks, strict=True):
-            x = block(x, modulations)
+        for layer, modulations in zip(self.layers, conditions.layers, strict=True):
+            x = layer(x, modulations)
         x = dual.layer_norm(x, self.norm)
         if conditions.film is not None:
             x = modulate(x, *conditions.film)
         if self.head is not None:
             x = dual.add(x, self.head(x))
-        return dual.linear(x, self.output)
+        return dual.linear(x, self.output).map_linear(lambda y: y.reshape(*shape[:-1], -1))

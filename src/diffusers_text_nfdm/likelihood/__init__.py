@@ -1,0 +1,13 @@
+from .estimation import estimate_likelihood, exact_likelihood
+from .importance_weighting import importance_weighted_bound
+from .quantities import UNITS, LikelihoodEstimate, Quantity
+
+
+__all__ = [
+    "UNITS",
+    "LikelihoodEstimate",
+    "Quantity",
+    "estimate_likelihood",
+    "exact_likelihood",
+    "importance_weighted_bound",
+]

@@ -1,0 +1,216 @@
+"""Likelihoods over a dataset: honest estimates of the bound, and exact values where there are some.
+
+Times and noise are random, every unknown position is counted, and every figure has standard errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from ..clocks import Clock, Density, check_known
+from ..models import TERMS, TextDiffusionModel, evaluation_mode
+from ..objective import bound
+from ..version import __version__
+from .quantities import LikelihoodEstimate, counts_of, in_units
+from .time_fitting import fit_times
+
+
+if TYPE_CHECKING:
+    from ..baseline import AutoregressiveModel
+
+
+TIME_SAMPLERS = ("pilot", "learned")
+
+
+@torch.no_grad()
+def estimate_likelihood(
+    model: TextDiffusionModel,
+    input_ids: Tensor | Sequence[Sequence[int]],
+    num_tokens: Tensor | Sequence[int] | None = None,
+    num_chars: Tensor | Sequence[int] | None = None,
+    *,
+    clock: str | dict | Clock | None = None,
+    known: Tensor | None = None,
+    num_draws: int = 8,
+    time_sampler: str = "pilot",
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: bool = False,
+) -> LikelihoodEstimate:
+    """Estimate the bound of `-log p(x)` over a dataset: `estimate_likelihood(model, **prepare_dataset(...)[0][:])`.
+
+    The columns of a prepared dataset are the arguments. Each text gets `num_draws` evaluations in two independent halves. Within a
+    half the times are stratified (one in each cell of equal probability, with a random shift), so the half-difference of a text
+    is an unbiased measure of its Monte-Carlo error.
+
+    Args:
+        input_ids: `(texts, max_length)`, padding included.
+        num_tokens: real tokens of each text, for the units per token.
+        num_chars: characters of each raw text, for bits per character.
+        clock: the clock along which the bound is taken, instead of the model's own.
+        known: `(texts, max_length)`, tokens that are given. The bound is that of the others, over which units are counted.
+        num_draws: evaluations per text, an even number.
+        time_sampler: density of the global times: `"pilot"`, fitted to the diffusion term in a short run of its own, or
+            `"learned"`, the model's own.
+    """
+    input_ids, tokens, chars = _texts(model, input_ids, num_tokens, num_chars, batch_size)
+    positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
+    clock = model.clock(clock)
+    if known is not None:
+        check_known(known, input_ids.shape)
+        if chars is not None:
+            raise ValueError("`num_chars` is of whole texts; with `known` tokens leave it out.")
+        positions = (~known).sum(1).double()
+        tokens = None if tokens is None else _unknown_tokens(known, tokens)
+    if num_draws < 2 or num_draws % 2:
+        raise ValueError(f"`num_draws` is {num_draws}; it must be an even number of at least 2.")
+    if time_sampler not in TIME_SAMPLERS:
+        raise ValueError(
+            f"`time_sampler` is {time_sampler!r}; it must be one of {', '.join(map(repr, TIME_SAMPLERS))}."
+        )
+
+    generator = torch.Generator(model.device).manual_seed(seed)
+    evaluations = len(input_ids) * num_draws
+    with evaluation_mode(model):
+        density = None
+        if time_sampler == "pilot":
+            density, pilot_evaluations = fit_times(model, clock, input_ids, known, batch_size, generator)
+            evaluations += pilot_evaluations
+        halves = _evaluate(model, clock, input_ids, known, density, num_draws // 2, batch_size, generator, progress)
+
+    protocol = {
+        "quantity": "upper bound of -log p(x), t random over [0, 1], noise standard normal, every position counted",
+        "clock": str(clock),
+        "model": type(model).__name__,
+        "texts": len(input_ids),
+        "draws_per_text": num_draws,
+        "times": f"stratified, density {time_sampler!r}",
+        "seed": seed,
+        "batch_size": batch_size,
+        "dtype": str(model.dtype),
+        "version": __version__,
+    }
+    if known is not None:
+        protocol["known"] = f"{known.double().mean():.1%} of the tokens are given, and not counted"
+    evaluations *= model.config.calls_per_prediction
+    return in_units(dict(zip(TERMS, halves)), positions, tokens, chars, evaluations, protocol)
+
+
+@torch.no_grad()
+def exact_likelihood(
+    model: AutoregressiveModel | TextDiffusionModel,
+    input_ids: Tensor | Sequence[Sequence[int]],
+    num_tokens: Tensor | Sequence[int] | None = None,
+    num_chars: Tensor | Sequence[int] | None = None,
+    *,
+    batch_size: int = 64,
+    progress: bool = False,
+) -> LikelihoodEstimate:
+    """`-log p(x)` of an autoregressive model over a dataset, in the units of `estimate_likelihood`, without Monte-Carlo error.
+
+    Of a diffusion model with two streams it is that of the clean stream, START given.
+
+    Args:
+        input_ids: `(texts, max_length)`, padding included.
+        num_tokens: real tokens of each text, for the units per token.
+        num_chars: characters of each raw text, for bits per character.
+    """
+    input_ids, tokens, chars = _texts(model, input_ids, num_tokens, num_chars, batch_size)
+    diffusion = isinstance(model, TextDiffusionModel)
+    if diffusion and not (model.predictor.reads_tokens and model.config.predictor == "two_stream"):
+        raise ValueError(
+            "Only the clean stream of `predictor` 'two_stream' with `prediction_type` 'categorical' has an exact likelihood; this "
+            f"model has {model.config.predictor!r} and {model.config.prediction_type!r}."
+        )
+    nats = []
+    with evaluation_mode(model), tqdm(total=len(input_ids), desc="likelihood", disable=not progress) as bar:
+        for batch in input_ids.split(batch_size):
+            batch = batch.to(model.device)
+            if diffusion:
+                values = model.clean_stream(batch, None, next_token=True)[1].sum(-1)
+            else:
+                values = model(batch).bound
+            nats.append(values.double().cpu())
+            bar.update(len(batch))
+    protocol = {
+        "quantity": "-log p(x), exact: every token after START counted, END included",
+        "model": type(model).__name__,
+        "texts": len(input_ids),
+        "batch_size": batch_size,
+        "dtype": str(model.dtype),
+        "version": __version__,
+    }
+    # Two estimates that agree: there is nothing random.
+    halves = torch.cat(nats)[:, None].expand(-1, 2)
+    positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
+    return in_units({"autoregressive": halves}, positions, tokens, chars, len(input_ids), protocol)
+
+
+def _texts(
+    model: PreTrainedModel,
+    input_ids: Tensor | Sequence[Sequence[int]],
+    num_tokens: Tensor | Sequence[int] | None,
+    num_chars: Tensor | Sequence[int] | None,
+    batch_size: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The columns of a prepared dataset as tensors, checked."""
+    input_ids = torch.as_tensor(input_ids).long()
+    if input_ids.ndim != 2 or not len(input_ids):
+        raise ValueError(
+            f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (texts, max_length) with at least one text."
+        )
+    # All of them, before any work: `forward` would find a bad id only when its batch comes.
+    model.check_inputs(input_ids.cpu())
+    tokens = counts_of("num_tokens", num_tokens, len(input_ids))
+    chars = counts_of("num_chars", num_chars, len(input_ids))
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
+    return input_ids, tokens, chars
+
+
+def _unknown_tokens(known: Tensor, tokens: Tensor) -> Tensor:
+    """Real tokens of each text, which follow START, without the known ones."""
+    positions = torch.arange(known.shape[1])
+    real = (positions >= 1) & (positions <= tokens[:, None])
+    unknown = (real & ~known.cpu()).sum(1).double()
+    if not (unknown > 0).all():
+        row = int((unknown == 0).nonzero()[0])
+        raise ValueError(f"`known` is True for every real token of text {row}; nothing is left to count.")
+    return unknown
+
+
+def _evaluate(
+    model: TextDiffusionModel,
+    clock: Clock,
+    input_ids: Tensor,
+    known: Tensor | None,
+    density: Density | None,
+    strata: int,
+    batch_size: int,
+    generator: torch.Generator,
+    progress: bool,
+) -> Tensor:
+    """The terms as `(terms, texts, halves)`; each half is the mean of its stratified draws."""
+    halves = torch.zeros(len(TERMS), len(input_ids), 2, dtype=torch.float64)
+    with tqdm(total=2 * strata * len(input_ids), desc="likelihood", unit="eval", disable=not progress) as bar:
+        for start in range(0, len(input_ids), batch_size):
+            rows = slice(start, start + batch_size)
+            batch = input_ids[rows].to(model.device)
+            given = None if known is None else known[rows].to(model.device)
+            for half in range(2):
+                shifts = torch.rand(len(batch), generator=generator, device=model.device, dtype=model.latent_dtype)
+                for stratum in range(strata):
+                    draws = model.draw(len(batch), generator)
+                    draws.uniforms = (stratum + shifts) / strata
+                    times = model.token_times(clock, draws, given, density)
+                    terms = bound(model, batch, times, draws, given, model.block_size(clock))
+                    values = [terms.diffusion.sum(-1), terms.reconstruction.sum(-1), terms.prior.sum(-1), terms.context]
+                    halves[:, rows, half] += torch.stack(values).double().cpu() / strata
+                    bar.update(len(batch))
+    return halves
