@@ -46,7 +46,7 @@ def measure(size: str, batch_sizes: list[int], repeats: int) -> dict[int, dict[s
 
         def step(z=z, t=t) -> None:
             scheduler.set_timesteps(timesteps=[0.5, 0.25])
-            scheduler.step(model.predict(z, t), 0.5, z, forward_process=model.forward_process)
+            scheduler.step(model.denoise(z, t), 0.5, z, forward_process=model.forward_process)
 
         # The first batch size, a small one, has warmed up for all.
         warm_up = batch_size == batch_sizes[0]

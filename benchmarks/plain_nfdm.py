@@ -15,8 +15,9 @@ from torch.autograd.functional import jvp
 
 from diffusers_text_nfdm import NFDMModel
 from diffusers_text_nfdm.models.outputs import Draws
+from diffusers_text_nfdm.networks.dual import Dual
 from diffusers_text_nfdm.networks.time_embedding import TimeEmbedding
-from diffusers_text_nfdm.networks.transformer import Block, Transformer
+from diffusers_text_nfdm.networks.transformer import Layer, Transformer
 
 
 def plain_loss(model: NFDMModel, input_ids: Tensor, draws: Draws) -> Tensor:
@@ -25,7 +26,8 @@ def plain_loss(model: NFDMModel, input_ids: Tensor, draws: Draws) -> Tensor:
     For attention computed whole in the predictor too, call `model.set_attn_implementation("eager")`.
     """
     process, table = model.forward_process, model.embeddings.weight
-    t, time_weight = model.time_sampler(draws.uniforms)
+    times = model.time_sampler(Dual(draws.uniforms[:, None], torch.ones_like(draws.uniforms)[:, None]))
+    t, time_weight = times.value[:, 0], times.rate[:, 0]
     embeddings = table[input_ids]
 
     def moving_marginal(embeddings: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -44,36 +46,36 @@ def plain_loss(model: NFDMModel, input_ids: Tensor, draws: Draws) -> Tensor:
     marginal = moving_marginal(embeddings)
     mean, log_std = marginal[0]
     z = mean + torch.exp(log_std) * draws.noise
-    net = model.predictor(z, t)
+    net = model.predictor.output(model.predictor(z, t[:, None]))
     prediction = (1 - t[:, None, None]) * z + (t[:, None, None] + 0.01) * net
-    g2 = process.volatility(t)
+    g2 = process.volatility(t[:, None])
     difference = reverse_drift(z, g2, marginal) - reverse_drift(z, g2, moving_marginal(prediction))
-    diffusion = (difference**2 / (2 * g2)).sum((1, 2))
+    diffusion = (difference**2 / (2 * g2)).sum(2)
 
     z_0 = embeddings + model.config.delta * draws.initial_noise
     logits = z_0 @ table.T + model.token_bias
     reconstruction = F.cross_entropy(logits.transpose(1, 2), input_ids, reduction="none").sum(1)
 
-    fit = model.time_sampler.fitting_loss(t, diffusion)
-    return (time_weight * diffusion + reconstruction + fit - fit.detach()).mean()
+    fit = model.time_sampler.fitting_loss(Dual(t[:, None], torch.ones_like(t)[:, None]), diffusion)
+    return (time_weight * diffusion.sum(1) + reconstruction + fit - fit.detach()).mean()
 
 
 def forward_network(network: Transformer, embeddings: Tensor, t: Tensor) -> Tensor:
     x = network.input(embeddings) + network.positions.weight[: embeddings.shape[1]]
     time = time_embedding(network.time_embedding, t)
-    for block in network.blocks:
-        x = transformer_block(block, x, time)
+    for layer in network.layers:
+        x = transformer_layer(layer, x, time)
     shift, scale = network.film.linear(F.silu(time))[:, None].chunk(2, dim=-1)
     return network.output(layer_norm(x) * (1 + scale) + shift)
 
 
-def transformer_block(block: Block, x: Tensor, time: Tensor) -> Tensor:
-    shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = block.modulation.linear(F.silu(time))[:, None].chunk(
+def transformer_layer(layer: Layer, x: Tensor, time: Tensor) -> Tensor:
+    shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = layer.modulation.linear(F.silu(time))[:, None].chunk(
         6, dim=-1
     )
-    x = x + gate_1 * attention(block.attention, layer_norm(x) * (1 + scale_1) + shift_1)
-    hidden = F.gelu(block.mlp.linear_1(layer_norm(x) * (1 + scale_2) + shift_2))
-    return x + gate_2 * block.mlp.linear_2(hidden)
+    x = x + gate_1 * attention(layer.attention, layer_norm(x) * (1 + scale_1) + shift_1)
+    hidden = F.gelu(layer.mlp.linear_1(layer_norm(x) * (1 + scale_2) + shift_2))
+    return x + gate_2 * layer.mlp.linear_2(hidden)
 
 
 def attention(layer, x: Tensor) -> Tensor:

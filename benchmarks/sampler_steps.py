@@ -22,13 +22,13 @@ def measure(size: str, repeats: int) -> dict[str, float]:
     """Ratio of a step (predictor call included) to the predictor alone, for every scheduler."""
     model = make_model(size).eval()
     z = torch.randn(BATCH_SIZES[size], *model.latent_shape)
-    t = torch.full((len(z),), 0.5)
+    t = torch.full((len(z), 1), 0.5)
 
     def step(scheduler) -> torch.Tensor:
         scheduler.set_timesteps(timesteps=[0.5, 0.25])
-        return scheduler.step(model.predict(z, t), 0.5, z, forward_process=model.forward_process).prev_sample
+        return scheduler.step(model.denoise(z, t), 0.5, z, forward_process=model.forward_process).prev_sample
 
-    contestants = {"predictor": lambda: model.predict(z, t)}
+    contestants = {"predictor": lambda: model.denoise(z, t)}
     for name, scheduler in SCHEDULERS.items():
         contestants[name] = lambda scheduler=scheduler: step(scheduler)
     return ratios(interleaved(contestants, repeats), "predictor")

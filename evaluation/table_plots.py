@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from diffusers_text_nfdm.metrics.scoring import METRICS
-from diffusers_text_nfdm.training.plots import STYLE
+from diffusers_text_nfdm.plots.style import STYLE
 
 
 QUALITY = ("validity", "mauve", "perplexity", "diversity", "memorization")

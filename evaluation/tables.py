@@ -26,9 +26,10 @@ from table_scale import Evaluation, ModelRun, Scale, read_scale
 from transformers.utils import logging
 
 from diffusers_text_nfdm.baseline import AutoregressiveConfig, matching_config
+from diffusers_text_nfdm.files import write_file
 from diffusers_text_nfdm.metrics import evaluate_checkpoint
 from diffusers_text_nfdm.metrics.judge import judge_files
-from diffusers_text_nfdm.metrics.results_folder import made_once, write_whole
+from diffusers_text_nfdm.metrics.results_folder import made_once
 from diffusers_text_nfdm.metrics.sampling import Sampling
 from diffusers_text_nfdm.training import TrainingArguments, train
 from diffusers_text_nfdm.training.arguments import CONFIGS
@@ -81,8 +82,8 @@ def make_tables(scale: Scale, output: Path, data_folder: str | None = None) -> d
         "threads": scale.threads,
         "models": rows,
     }
-    write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")
-    write_whole(output / "tables.md", render(results))
+    write_file(output / "results.json", json.dumps(results, indent=2) + "\n")
+    write_file(output / "tables.md", render(results))
     save_plots(results, output / "plots")
     return results
 

@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--split", default="test", help="split of a dataset of several (default: test)")
     parser.add_argument("--texts", type=int, default=500, help="number of texts (default: 500)")
     parser.add_argument("--draws", type=int, default=8, help="draws of time and noise per text, even (default: 8)")
+    parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output", type=Path, help="JSON file for the result and its protocol")
     arguments = parser.parse_args()
@@ -38,7 +39,12 @@ def main() -> None:
         texts = texts.select(range(min(arguments.texts, len(texts))))
         prepared, report = prepare_dataset(texts, pipeline.tokenizer, pipeline.model.config.max_length)
         estimate = estimate_likelihood(
-            pipeline.model, **prepared[:], num_draws=arguments.draws, seed=arguments.seed, progress=True
+            pipeline.model,
+            **prepared[:],
+            clock=arguments.clock,
+            num_draws=arguments.draws,
+            seed=arguments.seed,
+            progress=True,
         )
     except (ValueError, OSError) as error:
         parser.error(str(error))

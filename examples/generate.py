@@ -9,13 +9,13 @@ batches.
 
 import argparse
 import json
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from diffusers_text_nfdm import MarkovChainScheduler, NFDMTextPipeline, ReverseODEScheduler, ReverseSDEScheduler
+from diffusers_text_nfdm.files import write_file
 
 
 SCHEDULERS = {
@@ -43,10 +43,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("checkpoint", help="folder or repository of a pipeline")
     parser.add_argument("--num_samples", type=int, default=4, help="number of texts (default: 4)")
     parser.add_argument("--steps", type=int, default=64, help="steps of the scheduler (default: 64)")
+    parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
     parser.add_argument("--scheduler", choices=SCHEDULERS, help="default: the checkpoint's own")
-    parser.add_argument("--noise_fraction", type=fraction, help="of markov-chain: 0 to 1, or snr")
-    parser.add_argument("--volatility_scale", type=float, help="of reverse-sde: factor on g")
-    parser.add_argument("--method", choices=("euler", "heun", "adaptive"), help="of reverse-ode")
+    parser.add_argument("--noise_fraction", type=fraction, help="share of new noise of markov-chain: 0 to 1, or snr")
+    parser.add_argument("--volatility_scale", type=float, help="factor on g of reverse-sde")
+    parser.add_argument("--method", choices=("euler", "heun", "adaptive"), help="method of reverse-ode")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--batch_size", type=int, default=64, help="texts made at a time (default: 64)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most probable words (default: 0)")
@@ -82,16 +83,6 @@ def load(args: argparse.Namespace) -> NFDMTextPipeline:
     return pipe.to(args.device)
 
 
-def write_whole(path: Path, content: str) -> None:
-    """The file appears with all of its lines or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(content, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = build_parser()
     args = parser.parse_args(arguments)
@@ -103,6 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
         output = pipe(
             num_samples=args.num_samples,
             num_inference_steps=args.steps,
+            clock=args.clock,
             batch_size=args.batch_size,
             generator=torch.Generator().manual_seed(args.seed),
             temperature=args.temperature,
@@ -115,9 +107,9 @@ def main(arguments: list[str] | None = None) -> None:
     print("\n".join(output.texts))
     if args.output is not None:
         lines = ({"text": text, "seed": args.seed, "index": index} for index, text in enumerate(output.texts))
-        write_whole(args.output, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        write_file(args.output, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     if args.trajectory is not None:
-        from diffusers_text_nfdm.plotting import plot_trajectory
+        from diffusers_text_nfdm.plots.trajectory import plot_trajectory
 
         plot_trajectory(output, pipe.tokenizer).savefig(args.trajectory, dpi=160)
 

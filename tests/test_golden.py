@@ -59,9 +59,7 @@ def test_loss_and_terms_are_the_same(name, kind):
         if key in output:
             assert_golden(output[key], expected)
     if kind == "categorical":
-        assert_golden(
-            model(ids, draws=golden_draws(name), cross_entropy=True).cross_entropy, golden["cross_entropy"]
-        )
+        assert_golden(model(ids, draws=golden_draws(name), cross_entropy=True).cross_entropy, golden["cross_entropy"])
 
 
 @pytest.mark.parametrize("scheduler_name", SCHEDULERS)

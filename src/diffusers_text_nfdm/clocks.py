@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .checks import is_number
 from .networks.dual import Dual
 
 
@@ -79,7 +80,7 @@ class Clock(ABC):
         """`num_steps + 1` global times from 1 to 0 for sampling."""
         return torch.linspace(1, 0, num_steps + 1, dtype=torch.float64).tolist()
 
-    def check_length(self, length: int) -> None:
+    def check_length(self, length: int) -> None:  # noqa: B027  (most clocks are for all lengths)
         """Raise a ValueError if the clock is not one for texts of this length."""
 
     def __str__(self) -> str:
@@ -115,15 +116,19 @@ class RampClock(Clock):
     offsets: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not _is_number(self.width) or not 0 <= self.width < float("inf"):
+        if not is_number(self.width) or not 0 <= self.width < float("inf"):
             raise ValueError(f"The `width` of a ramp is {self.width!r}; it must be a number of at least 0.")
         if self.order not in ORDERS:
-            raise ValueError(f"The `order` of a ramp is {self.order!r}; it must be one of {', '.join(map(repr, ORDERS))}.")
+            raise ValueError(
+                f"The `order` of a ramp is {self.order!r}; it must be one of {', '.join(map(repr, ORDERS))}."
+            )
         if self.offsets is not None:
             try:
                 object.__setattr__(self, "offsets", tuple(float(offset) for offset in self.offsets))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"The `offsets` of a ramp are {self.offsets!r}; they must be numbers in [0, 1].") from error
+                raise ValueError(
+                    f"The `offsets` of a ramp are {self.offsets!r}; they must be numbers in [0, 1]."
+                ) from error
             if not self.offsets or not all(0 <= offset <= 1 for offset in self.offsets):
                 raise ValueError(f"The `offsets` of a ramp are {self.offsets}; they must be numbers in [0, 1].")
             if self.order != "left_to_right":
@@ -139,7 +144,9 @@ class RampClock(Clock):
     def draws_order(self) -> bool:
         return self.order == "random"
 
-    def token_offsets(self, u: Tensor, length: int, known: Tensor | None = None, order: Tensor | None = None) -> Tensor:
+    def token_offsets(
+        self, u: Tensor, length: int, known: Tensor | None = None, order: Tensor | None = None
+    ) -> Tensor:
         """`o_i` of shape `(batch or 1, length)`: evenly spread over the unknown tokens, in their order."""
         if self.offsets is not None:
             return torch.tensor(self.offsets, dtype=u.dtype, device=u.device)[None]
@@ -296,7 +303,9 @@ def _parse(spec: Any) -> Clock:
     if isinstance(spec, dict):
         unknown = set(spec) - {"name", "width", "offsets"}
         if spec.get("name") != "ramp" or unknown or "width" not in spec:
-            raise ValueError(f"The clock is {spec!r}; a dict must be {{'name': 'ramp', 'width': w, 'offsets': [...]}}.")
+            raise ValueError(
+                f"The clock is {spec!r}; a dict must be {{'name': 'ramp', 'width': w, 'offsets': [...]}}."
+            )
         return RampClock(spec["width"], offsets=spec.get("offsets"))
     name, _, number = spec.partition(":") if isinstance(spec, str) else (None, None, None)
     try:
@@ -322,7 +331,9 @@ def check_clock(clock: Clock, length: int, points: int = 65) -> None:
     for name, values in (("times", times.value), ("rates", times.rate)):
         if values is None or values.shape not in ((points, length), (points, 1)):
             shape = None if values is None else tuple(values.shape)
-            raise ValueError(f"The {name} of {clock} have shape {shape}; they must be (batch, {length}) or (batch, 1).")
+            raise ValueError(
+                f"The {name} of {clock} have shape {shape}; they must be (batch, {length}) or (batch, 1)."
+            )
     t = times.value
     if not ((t >= 0) & (t <= 1)).all():
         raise ValueError(f"{clock} has times from {t.min():.3g} to {t.max():.3g}; they must be in [0, 1].")
@@ -342,8 +353,6 @@ def check_known(known: Any, shape: Sequence[int]) -> None:
         raise ValueError(f"`known` has shape {tuple(known.shape)}; it must be {shape}, one boolean per token.")
     # Reading values would stall an accelerator at every step.
     if known.device.type == "cpu" and known.all(-1).any():
-        raise ValueError(f"`known` is True for every token of text {int(known.all(-1).nonzero()[0])}; nothing is left to model.")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+        raise ValueError(
+            f"`known` is True for every token of text {int(known.all(-1).nonzero()[0])}; nothing is left to model."
+        )

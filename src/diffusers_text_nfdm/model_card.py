@@ -12,7 +12,6 @@ from huggingface_hub import EvalResult, ModelCard
 
 if TYPE_CHECKING:
     from .baseline import AutoregressivePipeline
-    from .models import TextDiffusionConfig
     from .pipelines import NFDMTextPipeline
 
 
@@ -63,16 +62,10 @@ from diffusers_text_nfdm import ReverseSDEScheduler
 
 pipe.scheduler = ReverseSDEScheduler.from_config(pipe.scheduler.config)
 ```""",
-        "architecture": f"latents of dimension {config.embedding_dim}; predictor with {_layers(config)} layers of size "
-        f"{config.hidden_size}; prediction type `{config.prediction_type}`, objective `{config.objective}`.",
+        "architecture": f"latents of dimension {config.embedding_dim}; predictor `{config.predictor}` with {config.num_hidden_layers} layers of size "
+        f"{config.hidden_size}; prediction type `{config.prediction_type}`, objective `{config.objective}`, clock `{config.clock}`.",
         "likelihood": "The likelihood is an upper bound of the negative log-likelihood, not the likelihood itself.",
     }
-
-
-def _layers(config: TextDiffusionConfig) -> str:
-    if config.num_blocks == 1:
-        return str(config.num_hidden_layers)
-    return f"{config.previous_num_layers} (clean tokens) and {config.num_hidden_layers} (noisy blocks of {config.block_length})"
 
 
 def _describe_autoregressive(pipeline: AutoregressivePipeline, repo: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..models import evaluation_mode
+from ..models.token_choice import draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
 from ..pipelines.samples import check_samples, check_temperature, decode_texts, sample_generators
@@ -80,7 +81,7 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         ended, cache, calls = torch.zeros(len(generators), dtype=torch.bool, device=device), None, 0
         for position in range(positions):
             logits, cache = model.token_logits(sequences[:, position : position + 1], cache, use_cache=True)
-            tokens = draw_tokens(logits[:, -1], uniforms[:, position], temperature)
+            tokens = draw_tokens(logits[:, -1].double(), uniforms[:, position], temperature)
             sequences[:, position + 1] = tokens.masked_fill(ended, config.pad_token_id)
             ended |= tokens == config.eos_token_id
             calls += 1
@@ -89,17 +90,3 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
                 bar.update(positions - calls)
                 break
         return sequences, calls
-
-
-def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
-    """One token per row from `softmax(logits / temperature)` by its cumulative distribution; `temperature=0` is the argmax."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    # With the largest at zero a small temperature cannot overflow.
-    logits = logits.double() - logits.amax(-1, keepdim=True).double()
-    probabilities = torch.softmax(logits / temperature, -1)
-    cumulative = probabilities.cumsum(-1)
-    chosen = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
-    # Rounding must not reach a token of probability zero.
-    last = probabilities.shape[-1] - 1 - (probabilities > 0).flip(-1).int().argmax(-1)
-    return torch.minimum(chosen, last)

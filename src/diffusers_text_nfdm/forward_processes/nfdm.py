@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..networks.dual import Dual
+from ..networks.transformer import TimeConditions
 from .base import ForwardProcess, Marginal, MovingMarginal
 
 
@@ -71,14 +72,14 @@ class NFDMProcess(ForwardProcess):
     def marginal(
         self, embeddings: Tensor, t: Tensor, context: Tensor | None = None, block_size: int | None = None
     ) -> Marginal:
-        out = self.network(embeddings, self.network.conditions(Dual(t)), block_size).value
+        out = self.network(embeddings, self._conditions(Dual(t), block_size), block_size).value
         m, s = out.to(embeddings.dtype).chunk(2, dim=-1)
         return Marginal(*self._mean_and_std(embeddings, t, m, s))
 
     def path(
         self, times: Dual, context: Tensor | None = None, block_size: int | None = None
     ) -> Callable[[Tensor], MovingMarginal]:
-        conditions = self.network.conditions(times)
+        conditions = self._conditions(times, block_size)
         t, rate = times.value[..., None], times.rate[..., None]
         bump, bump_rate = t * (1 - t), rate * (1 - 2 * t)
 
@@ -95,6 +96,11 @@ class NFDMProcess(ForwardProcess):
             )
 
         return moving_marginal
+
+    def _conditions(self, times: Dual, block_size: int | None) -> TimeConditions:
+        if block_size is not None:
+            times = times.map_linear(lambda x: x.expand(-1, self.network.positions.num_embeddings))
+        return self.network.conditions(times)
 
     def initial_marginal(self, embeddings: Tensor, context: Tensor | None = None) -> Marginal:
         """`N(E, δ²)`: no network call."""

@@ -210,7 +210,12 @@ def _evaluate(
                     draws.uniforms = (stratum + shifts) / strata
                     times = model.token_times(clock, draws, given, density)
                     terms = bound(model, batch, times, draws, given, model.block_size(clock))
-                    values = [terms.diffusion.sum(-1), terms.reconstruction.sum(-1), terms.prior.sum(-1), terms.context]
+                    values = [
+                        terms.diffusion.sum(-1),
+                        terms.reconstruction.sum(-1),
+                        terms.prior.sum(-1),
+                        terms.context,
+                    ]
                     halves[:, rows, half] += torch.stack(values).double().cpu() / strata
                     bar.update(len(batch))
     return halves

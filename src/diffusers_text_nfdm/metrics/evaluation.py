@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ..files import write_file
 from ..model_card import update_model_index, variant_name
 from ..stories import StoryGrammar
 from ..version import __version__
@@ -18,7 +19,7 @@ from .likelihood_bound import bound
 from .protocol import Protocol, get_protocol
 from .real_texts import STORIES, RealTexts, in_form, load_real_texts, texts_hash
 from .report import aggregate, markdown_report
-from .results_folder import file_name, made_once, samples_once, write_whole
+from .results_folder import file_name, made_once, samples_once
 from .sampling import ANCESTRAL, Sampling
 from .scoring import METRICS, Scorer
 
@@ -138,8 +139,8 @@ def evaluate_checkpoint(
         "notes": _notes(scored, protocol, real),
         "version": __version__,
     }
-    write_whole(output / "results.json", json.dumps(result, indent=2) + "\n")
-    write_whole(output / "results.md", markdown_report(result))
+    write_file(output / "results.json", json.dumps(result, indent=2) + "\n")
+    write_file(output / "results.md", markdown_report(result))
     if update_card and Path(checkpoint).is_dir() and (folder / "README.md").is_file():
         update_model_index(
             folder / "README.md", result["model"], _dataset_name(result["dataset"]), card_results(result)

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ..files import write_file
 from .real_texts import texts_hash
-
-
-def write_whole(path: Path, content: str) -> None:
-    """The file appears with all of its content or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(content, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def file_name(name: str, seed: int) -> str:
@@ -35,7 +24,7 @@ def made_once(path: Path, made_from: Mapping, make: Callable[[], dict]) -> dict:
     if stored is not None and stored.get("made_from") == made_from:
         return stored["value"]
     value = make()
-    write_whole(path, json.dumps({"made_from": made_from, "value": value}, indent=2) + "\n")
+    write_file(path, json.dumps({"made_from": made_from, "value": value}, indent=2) + "\n")
     return value
 
 
@@ -49,7 +38,7 @@ def samples_once(path: Path, made_from: Mapping, make: Callable[[], tuple[list[s
         if stored is not None and stored.get("made_from") == json.loads(json.dumps(made_from)):
             return texts, stored["value"]
     texts, value = make()
-    write_whole(path, "".join(json.dumps({"text": text, "index": index}) + "\n" for index, text in enumerate(texts)))
+    write_file(path, "".join(json.dumps({"text": text, "index": index}) + "\n" for index, text in enumerate(texts)))
     made_from = {**made_from, "texts": texts_hash(texts)}
     return texts, made_once(beside, made_from, lambda: value)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from ..checks import check_one_of, check_positive
 from ..clocks import make_clock
 
 
@@ -30,17 +31,6 @@ def check_format(checkpoint_format: int) -> None:
             f"`checkpoint_format` is {checkpoint_format}; this version of diffusers_text_nfdm reads formats up to "
             f"{CHECKPOINT_FORMAT}. Upgrade it: `pip install -U diffusers_text_nfdm`."
         )
-
-
-def _one_of(name: str, value: Any, allowed: tuple) -> None:
-    if value not in allowed:
-        raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
-
-
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise ValueError(f"`{name}` is {value!r}; it must be a number above 0.")
 
 
 class TextDiffusionConfig(PreTrainedConfig):
@@ -107,7 +97,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         check_format(self.checkpoint_format)
-        _positive(
+        check_positive(
             vocab_size=self.vocab_size,
             max_length=self.max_length,
             embedding_dim=self.embedding_dim,
@@ -118,17 +108,17 @@ class TextDiffusionConfig(PreTrainedConfig):
             num_time_buckets=self.num_time_buckets,
         )
         self._check_heads("hidden_size", "num_attention_heads")
-        _one_of("predictor", self.predictor, PREDICTORS)
-        _one_of("prediction_type", self.prediction_type, PREDICTION_TYPES)
+        check_one_of("predictor", self.predictor, PREDICTORS)
+        check_one_of("prediction_type", self.prediction_type, PREDICTION_TYPES)
         clock = make_clock(self.clock, self.max_length)
         if clock.block_size is not None and self.predictor != "two_stream":
             raise ValueError(
                 f"`clock` is {str(clock)!r} with `predictor` {self.predictor!r}; texts in blocks need 'two_stream', which reads the "
                 "clean tokens before a block."
             )
-        _one_of("decoder", self.decoder, DECODERS)
-        _one_of("objective", self.objective, OBJECTIVES)
-        _one_of("time_sampler", self.time_sampler, TIME_SAMPLERS)
+        check_one_of("decoder", self.decoder, DECODERS)
+        check_one_of("objective", self.objective, OBJECTIVES)
+        check_one_of("time_sampler", self.time_sampler, TIME_SAMPLERS)
 
     @property
     def calls_per_prediction(self) -> int:
@@ -173,7 +163,7 @@ class NFDMConfig(TextDiffusionConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        _positive(
+        check_positive(
             delta=self.delta,
             forward_hidden_size=self.forward_hidden_size,
             forward_num_layers=self.forward_num_layers,
@@ -184,8 +174,8 @@ class NFDMConfig(TextDiffusionConfig):
             volatility_floor=self.volatility_floor,
         )
         self._check_heads("forward_hidden_size", "forward_num_heads")
-        _one_of("time_conditioning", self.time_conditioning, ("adaln", "additive", "head"))
-        _one_of("volatility", self.volatility, ("free", "markovian"))
+        check_one_of("time_conditioning", self.time_conditioning, ("adaln", "additive", "head"))
+        check_one_of("volatility", self.volatility, ("free", "markovian"))
         if self.delta >= 1:
             raise ValueError(f"`delta` is {self.delta}; it must be below 1, the standard deviation at t = 1.")
         if self.objective == "rescaled":
@@ -220,7 +210,7 @@ class MuLANConfig(TextDiffusionConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        _positive(
+        check_positive(
             schedule_hidden_size=self.schedule_hidden_size,
             context_dim=self.context_dim,
             context_hidden_size=self.context_hidden_size,

@@ -18,21 +18,17 @@ from ..forward_processes import ForwardProcess
 from ..networks.bert_predictor import BertPredictor
 from ..networks.context_encoder import ContextEncoder
 from ..networks.dual import Dual
-from ..networks.linear_cross_entropy import linear_cross_entropy
 from ..networks.token_layer import TokenLayer
 from ..networks.transformer import Modulation
-from ..networks.two_stream_predictor import CleanTokens, TwoStreamPredictor
+from ..networks.two_stream_predictor import TwoStreamPredictor
 from ..time_samplers import BucketTimeSampler, UniformTimeSampler, stratify
 from .configuration import TextDiffusionConfig
+from .denoiser import Denoiser
 from .outputs import Draws, TextDiffusionOutput, embedding_monitors
 from .prediction import CategoricalPrediction, EmbeddingPrediction, Prediction, gaussian_factors
 
 
-# Share of the texts whose first Ê training shows to the predictor, with self-conditioning.
-SELF_CONDITIONED_SHARE = 0.25
-
-
-class TextDiffusionModel(PreTrainedModel):
+class TextDiffusionModel(Denoiser, PreTrainedModel):
     """What the models share. A subclass builds its forward process and, if it has one, encodes the context."""
 
     config_class = TextDiffusionConfig
@@ -158,97 +154,6 @@ class TextDiffusionModel(PreTrainedModel):
     def decode(self, z_0: Tensor, context: Tensor | None = None) -> Tensor:
         """Logits of `p(x_i | z_0)`."""
         return Prediction(factors=self.decoder_factors(z_0, context)).logits
-
-    def denoise(
-        self,
-        z: Tensor,
-        t: Tensor,
-        context: Tensor | None = None,
-        clean: CleanTokens | None = None,
-        self_condition: Tensor | None = None,
-        window: slice | None = None,
-        detach_process: bool = False,
-    ) -> Prediction:
-        """What the predictor says of the clean tokens behind `z`.
-
-        Args:
-            z: latents, `(batch, seq, dim)`.
-            t: their times, `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same.
-            context: MuLAN's c.
-            clean: what `read_clean` gave for the tokens before, for a text in blocks.
-            self_condition: with self-conditioning, the Ê that the predictor sees instead of that of a first call.
-            window: the tokens to predict, one block. Without it all blocks of a text are predicted at once.
-            detach_process: no gradient goes to the embeddings and the forward process.
-        """
-        part = window or slice(None)
-        if self.config.self_conditioning and self_condition is None:
-            self_condition = self.first_prediction(z, t, context, clean, window)
-        if self_condition is not None:
-            self_condition = self_condition[:, part]
-        if clean is not None and window is not None:
-            clean = clean._replace(first=window.start)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_process):
-            table, bias = self.embedding_table(), self.token_bias.to(z.dtype)
-            alpha_sigma = tuple(_at(x, part) for x in self.forward_process.alpha_sigma(t, context))
-        inputs = z[:, part], _at(t, part), alpha_sigma, table, bias, context, self_condition, clean
-        prediction = self.prediction(self.predictor, *inputs)
-        prediction.window, prediction.length = window, z.shape[1]
-        return prediction
-
-    @torch.no_grad()
-    def first_prediction(
-        self,
-        z: Tensor,
-        t: Tensor,
-        context: Tensor | None,
-        clean: CleanTokens | None,
-        window: slice | None = None,
-    ) -> Tensor:
-        """Ê of a call that is shown none."""
-        first = self.denoise(z, t, context, clean, torch.zeros_like(z), window).embeddings
-        # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too (pytorch/pytorch#165068).
-        torch.clear_autocast_cache()
-        return first
-
-    def shown_prediction(
-        self, draws: Draws, z: Tensor, t: Tensor, context: Tensor | None, clean: CleanTokens | None
-    ) -> Tensor | None:
-        """In training, the first Ê of a share of the texts and zeros for the others: the predictor learns both calls."""
-        if not self.config.self_conditioning or not self.training:
-            return None
-        rows = (draws.self_conditioned < SELF_CONDITIONED_SHARE).nonzero()[:, 0]
-        shown = torch.zeros_like(z)
-        if len(rows):
-            if clean is not None:
-                keys_values = tuple((key[rows], value[rows]) for key, value in clean.keys_values)
-                clean = clean._replace(keys_values=keys_values)
-            context = None if context is None else context[rows]
-            shown[rows] = self.first_prediction(z[rows], t[rows], context, clean)
-        return shown
-
-    def read_clean(
-        self, input_ids: Tensor, block_size: int, before: CleanTokens | None = None, detach_process: bool = False
-    ) -> tuple[Tensor, CleanTokens]:
-        """States of clean tokens `(batch, tokens)` that follow those of `before`, and what noisy tokens see of all of them."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_process):
-            embeddings = self.embed(input_ids)
-        return self.predictor.read_clean(input_ids, embeddings, block_size, before)
-
-    def clean_stream(
-        self, input_ids: Tensor, block_size: int | None, next_token: bool = False, detach_process: bool = False
-    ) -> tuple[CleanTokens | None, Tensor | None]:
-        """What noisy tokens see of the clean text, and with `next_token` `-log p(x_i | x_<i)` of the clean stream, `(batch, seq - 1)`."""
-        if block_size is None and not next_token:
-            return None, None
-        states, clean = self.read_clean(input_ids, block_size or self.config.max_length, None, detach_process)
-        losses = None
-        if next_token:
-            output, dtype = self.predictor.output, self.latent_dtype
-            bias = output.bias.to(dtype) + self.token_bias.to(dtype)
-            losses, _ = linear_cross_entropy(
-                states[:, :-1].to(dtype), output.weight.to(dtype), bias, input_ids[:, 1:]
-            )
-        return (None if block_size is None else clean), losses
 
     def encode_context(self, embeddings: Tensor, noise: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """`c ~ q(c | x)` and `KL(q(c | x) || N(0, I))` per example; `(None, 0)` for a model without context."""
@@ -386,7 +291,9 @@ class TextDiffusionModel(PreTrainedModel):
                 f"`cross_entropy` is True with `prediction_type` {config.prediction_type!r}; only 'categorical' has logits."
             )
         if masked is not None and not cross_entropy:
-            raise ValueError("`masked` needs `cross_entropy`; the bound sees every token at the time that its clock gives it.")
+            raise ValueError(
+                "`masked` needs `cross_entropy`; the bound sees every token at the time that its clock gives it."
+            )
         if next_token_weight and (config.predictor != "two_stream" or config.prediction_type != "categorical"):
             raise ValueError(
                 f"`next_token_weight` is {next_token_weight}; only the clean stream of `predictor` 'two_stream' with "
@@ -418,11 +325,6 @@ class TextDiffusionModel(PreTrainedModel):
                 )
         if t is not None and t.device.type == "cpu" and not ((t >= 0) & (t <= 1)).all():
             raise ValueError(f"`t` is {t.tolist()}; every time must be a number in [0, 1].")
-
-
-def _at(values: Tensor, part: slice) -> Tensor:
-    """Values `(batch, seq or 1, ...)` of some positions."""
-    return values if values.shape[1] == 1 else values[:, part]
 
 
 @contextmanager

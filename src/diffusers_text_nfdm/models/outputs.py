@@ -12,6 +12,7 @@ from transformers.utils import ModelOutput
 # The terms of the bound.
 TERMS = ("diffusion", "reconstruction", "prior", "context")
 
+
 @dataclass
 class Draws:
     """The random numbers of one evaluation of the bound, so that a caller may fix, share or split them.
@@ -85,7 +86,9 @@ class TextDiffusionOutput(ModelOutput):
 
 
 @torch.no_grad()
-def embedding_monitors(input_ids: Tensor, table: Tensor, num_tokens: int = 256, chunk: int = 4096) -> dict[str, Tensor]:
+def embedding_monitors(
+    input_ids: Tensor, table: Tensor, num_tokens: int = 256, chunk: int = 4096
+) -> dict[str, Tensor]:
     """`embedding_norm` and `nearest_neighbor_distance` of a fixed number of tokens.
 
     They are compared with the table part by part: the cost does not grow with the batch, nor the memory with the table.

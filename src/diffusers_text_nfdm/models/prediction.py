@@ -77,7 +77,9 @@ class Prediction:
         return whole
 
 
-def gaussian_factors(z: Tensor, alpha_sigma: AlphaSigma, table: Tensor, gate: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+def gaussian_factors(
+    z: Tensor, alpha_sigma: AlphaSigma, table: Tensor, gate: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
     """`(states, weight)` with `states weightᵀ = a (α/σ²) z Embᵀ - a (α²/2σ²) |Emb|²`.
 
     They are `states = a (α z / σ², -α² / 2σ²)` and `weight = (Emb, |Emb|²)`.
@@ -192,7 +194,9 @@ def mean_token_rows(evidence: Tensor, evidence_weight: Tensor, bias: Tensor, out
         prior = torch.softmax(bias, -1)
         # Where z is only noise the posterior is the prior, once for all. An accelerator would have to wait for the count.
         certain = evidence.device.type == "cpu"
-        rows = evidence.any(-1) if certain else torch.ones(evidence.shape[:-1], dtype=torch.bool, device=evidence.device)
+        rows = (
+            evidence.any(-1) if certain else torch.ones(evidence.shape[:-1], dtype=torch.bool, device=evidence.device)
+        )
         posterior = torch.softmax(evidence[rows] @ evidence_weight.T + bias, -1)
     features = output.read(posterior.to(dtype))
     if len(features) == rows.numel():

@@ -162,7 +162,9 @@ class Transformer(nn.Module):
                 film = self.film(time)
         return TimeConditions(shift, layers, film)
 
-    def forward(self, embeddings: Tensor, conditions: TimeConditions | None = None, block_size: int | None = None) -> Dual:
+    def forward(
+        self, embeddings: Tensor, conditions: TimeConditions | None = None, block_size: int | None = None
+    ) -> Dual:
         """The output, with its derivative along the times of the conditions if they have a rate (embeddings held fixed).
 
         With `block_size` a position sees those of its own block only.

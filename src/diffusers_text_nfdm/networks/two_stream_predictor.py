@@ -97,7 +97,9 @@ class PredictorLayer(GradientCheckpointingLayer):
         query, key, value = (
             self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         )
-        keys, values = (key, value) if clean is None else (torch.cat(pair, dim=-2) for pair in zip(clean, (key, value)))
+        keys, values = (
+            (key, value) if clean is None else (torch.cat(pair, dim=-2) for pair in zip(clean, (key, value)))
+        )
         dropout = self.attention_dropout if self.training else 0.0
         attended = nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias, dropout_p=dropout)
         x = x + self.dropout(self.attention_output(attended.transpose(1, 2).flatten(2)))

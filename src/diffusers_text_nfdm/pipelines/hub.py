@@ -132,11 +132,11 @@ class HubCheckpointMixin:
         folder = Path(save_directory)
         if push_to_hub:
             private = hub_arguments.pop("private", None)
-            repo_id = _create(repo_id or folder.resolve().name, private, hub_arguments.get("token"))
+            repo_id = create_repository(repo_id or folder.resolve().name, private, hub_arguments.get("token"))
         super().save_pretrained(str(folder), **kwargs)
         write_model_card(self, folder, repo=repo_id)
         if push_to_hub:
-            _upload(folder, repo_id, **hub_arguments)
+            upload_pipeline(folder, repo_id, **hub_arguments)
 
     def push_to_hub(
         self,
@@ -149,21 +149,21 @@ class HubCheckpointMixin:
         create_pr: bool = False,
     ) -> str:
         """Create the repository if need be and upload the pipeline with its model card. Returns the address of the commit."""
-        repo_id = _create(repo_id, private, token)
+        repo_id = create_repository(repo_id, private, token)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, repo_id=repo_id)
-            return _upload(Path(folder), repo_id, token, commit_message, revision, create_pr)
+            return upload_pipeline(Path(folder), repo_id, token, commit_message, revision, create_pr)
 
 
 PUSH_ARGUMENTS = ("private", "token", "commit_message", "revision", "create_pr")
 
 
-def _create(repo_id: str, private: bool | None, token: str | bool | None) -> str:
+def create_repository(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> str:
     """Create the repository where there is none, and return its full name."""
     return create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
 
 
-def _upload(
+def upload_pipeline(
     folder: Path,
     repo_id: str,
     token: str | bool | None = None,
@@ -171,6 +171,7 @@ def _upload(
     revision: str | None = None,
     create_pr: bool = False,
 ) -> str:
+    """Upload the folder of a pipeline. Returns the address of the commit."""
     info = upload_folder(
         repo_id=repo_id,
         folder_path=str(folder),

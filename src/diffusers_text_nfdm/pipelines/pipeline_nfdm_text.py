@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from ..checks import check_one_of, is_number
 from ..clocks import BatchClock, Clock, check_known
 from ..models import Prediction, TextDiffusionModel, evaluation_mode
 from ..models.token_choice import select_tokens
@@ -20,7 +21,7 @@ from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler
 from ..tokenization import special_ids
 from .hub import HubCheckpointMixin
-from .samples import check_samples, check_temperature, decode_texts, is_number, sample_generators
+from .samples import check_samples, check_temperature, decode_texts, sample_generators
 
 
 OUTPUT_TYPES = ("text", "seq", "latent")
@@ -166,7 +167,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             num_samples = 1 if given is None else len(given)
         clock = self.model.clock(clock)
         if num_inference_steps is None and timesteps is None:
-            num_inference_steps = max(64, self.model.config.max_length // (clock.block_size or self.model.config.max_length))
+            num_inference_steps = max(
+                64, self.model.config.max_length // (clock.block_size or self.model.config.max_length)
+            )
         self._check_call(
             num_samples, batch_size, generator, latents, input_ids, known, temperature, top_k, top_p, clamp_predictions,
             output_type, callback_on_step_end_tensor_inputs,
@@ -221,7 +224,10 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if model.context_dim is not None:
             context = randn_tensor((n, model.context_dim), generator=generators, **options)
         if latents is None:
-            z = randn_tensor((n, *model.latent_shape), generator=generators, **options) * self.scheduler.init_noise_sigma
+            z = (
+                randn_tensor((n, *model.latent_shape), generator=generators, **options)
+                * self.scheduler.init_noise_sigma
+            )
         else:
             z = latents.to(**options)
         if known is not None:
@@ -290,9 +296,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             tokens[:, window.stop :] = self.model.config.pad_token_id or 0
         return batch.with_known(tokens)
 
-    def _call_back(
-        self, batch: _Batch, timestep: Tensor, prediction: Prediction | Tensor, options: _Options
-    ) -> None:
+    def _call_back(self, batch: _Batch, timestep: Tensor, prediction: Prediction | Tensor, options: _Options) -> None:
         tensors = {"latents": batch.z}
         if "prediction" in options.callback_inputs:
             tensors["prediction"] = prediction.embeddings if isinstance(prediction, Prediction) else prediction
@@ -365,10 +369,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             raise ValueError(
                 "`clamp_predictions` is True, but with the scheduler's `prediction` 'tokens' Ê is tokens already."
             )
-        if output_type not in OUTPUT_TYPES:
-            raise ValueError(
-                f"`output_type` is {output_type!r}; it must be one of {', '.join(map(repr, OUTPUT_TYPES))}."
-            )
+        check_one_of("output_type", output_type, OUTPUT_TYPES)
         if output_type == "text":
             # Says what is missing in a tokenizer that cannot tell where a text ends.
             special_ids(self.tokenizer)

@@ -6,11 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..checks import is_number
 from ..tokenization import content_ids
-
-
-def is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_samples(num_samples: int, batch_size: int, generator: torch.Generator | list | None) -> None:

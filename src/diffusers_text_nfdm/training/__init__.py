@@ -1,4 +1,6 @@
-from .arguments import TrainingArguments, parse_arguments, recipe_names
+from .arguments import TrainingArguments
+from .command_line import parse_arguments
+from .recipe_files import recipe_names
 from .trainer import Trainer, train
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import difflib
 import types
 import typing
 from dataclasses import dataclass, field
@@ -15,14 +13,15 @@ import yaml
 from transformers import PreTrainedConfig
 
 from ..baseline import AutoregressiveConfig
+from ..checks import check_one_of, check_positive
+from ..clocks import make_clock
 from ..models import DiffusionLMConfig, MuLANConfig, NFDMConfig
+from .recipe_files import DEFAULT_RECIPE, read_config, scalar, suggest
 
 
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
     config.model_type: config for config in (NFDMConfig, MuLANConfig, DiffusionLMConfig, AutoregressiveConfig)
 }
-RECIPES = Path(__file__).parent / "recipes"
-DEFAULT_RECIPE = "stories-tiny"
 ROCSTORIES = "rocstories"
 TRACKERS = ("none", "tensorboard", "wandb", "trackio", "all")
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
@@ -117,10 +116,18 @@ class TrainingArguments:
         "optimisation",
         "steps on the predictor's cross-entropy before each step on the bound, for categorical prediction",
     )
-    hidden_share: float = setting(
+    masked_share: float = setting(
         0.0,
         "optimisation",
-        "share of the positions that these steps hide, to be learned from their neighbours alone",
+        "share of the tokens of which these steps show nothing, to be learned from the others alone",
+    )
+    clocks: dict = setting(
+        {},
+        "optimisation",
+        "mixture of the clocks that training follows, as clock=share, such as shared=0.5 blocks:8=0.5; by default the model's own",
+    )
+    next_token_weight: float = setting(
+        0.0, "optimisation", "weight of the clean stream's next-token loss, for the two-stream predictor"
     )
     context_warmup_steps: int = setting(
         0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1"
@@ -167,15 +174,17 @@ class TrainingArguments:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            setattr(self, f.name, _coerce(f.name, getattr(self, f.name), _types()[f.name]))
+            setattr(self, f.name, _coerce(f.name, getattr(self, f.name), setting_types()[f.name]))
         self._check()
 
     def _check(self) -> None:
-        _one_of("model_type", self.model_type, tuple(CONFIGS))
+        check_one_of("model_type", self.model_type, tuple(CONFIGS))
         if self.mixed_precision is not None:
-            _one_of("mixed_precision", self.mixed_precision, ("no", "fp16", "bf16"))
-        _one_of("report_to", self.report_to, TRACKERS)
-        _one_of("scheduler", self.scheduler, ("MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler"))
+            check_one_of("mixed_precision", self.mixed_precision, ("no", "fp16", "bf16"))
+        check_one_of("report_to", self.report_to, TRACKERS)
+        check_one_of(
+            "scheduler", self.scheduler, ("MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler")
+        )
         positive = (
             "max_steps batch_size gradient_accumulation_steps learning_rate muon_learning_rate time_sampler_learning_rate max_grad_norm checkpoint_every "
             "log_every evaluate_every evaluation_texts evaluation_draws evaluation_batch_size sampling_steps max_length final_samples"
@@ -199,8 +208,9 @@ class TrainingArguments:
         for name in ("ema_decay", "adam_beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in [0, 1).")
-        if not 0 <= self.hidden_share <= 1:
-            raise ValueError(f"`hidden_share` is {self.hidden_share!r}; it must be in [0, 1].")
+        if not 0 <= self.masked_share <= 1:
+            raise ValueError(f"`masked_share` is {self.masked_share!r}; it must be in [0, 1].")
+        self._check_clocks()
         if self.model_type == AutoregressiveConfig.model_type:
             self._check_autoregressive()
         prediction_type = self.model_config.get("prediction_type", "embedding")
@@ -209,13 +219,9 @@ class TrainingArguments:
                 f"`cross_entropy_steps` is {self.cross_entropy_steps} with `prediction_type` {prediction_type!r}; only 'categorical' has "
                 "logits to take it of."
             )
-        if self.hidden_share and not self.cross_entropy_steps:
+        if self.masked_share and not self.cross_entropy_steps:
             raise ValueError(
-                f"`hidden_share` is {self.hidden_share}; it needs `cross_entropy_steps` above 0, which hide."
-            )
-        if self.sampling_steps < self.num_blocks:
-            raise ValueError(
-                f"`sampling_steps` is {self.sampling_steps}; texts of {self.num_blocks} blocks take at least one step for each."
+                f"`masked_share` is {self.masked_share}; it needs `cross_entropy_steps` above 0, which mask."
             )
         if self.scheduler_config.get("prediction") == "tokens" and prediction_type != "categorical":
             raise ValueError(
@@ -235,18 +241,35 @@ class TrainingArguments:
         for key in self.model_config:
             if key not in known:
                 raise ValueError(
-                    f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not have{_suggest(key, known)}"
+                    f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not have{suggest(key, known)}"
                 )
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of a text."""
-        return self.max_length // (self.model_config.get("block_size") or self.max_length)
+    def min_sampling_steps(self) -> int:
+        """Steps that sampling takes at least: one for each block of a text."""
+        clock = make_clock(self.model_config.get("clock", "shared"), self.max_length)
+        return self.max_length // (clock.block_size or self.max_length)
+
+    def _check_clocks(self) -> None:
+        for clock, share in self.clocks.items():
+            make_clock(clock, self.max_length)
+            check_positive(**{f"clocks[{clock}]": share})
+        if self.clocks and abs(sum(self.clocks.values()) - 1) > 1e-6:
+            raise ValueError(
+                f"`clocks` is {self.clocks}; the shares must add up to 1, not {sum(self.clocks.values()):g}."
+            )
+        if self.model_type != AutoregressiveConfig.model_type and self.sampling_steps < self.min_sampling_steps:
+            raise ValueError(
+                f"`sampling_steps` is {self.sampling_steps}; along the clock {self.model_config['clock']!r} texts take at least "
+                f"{self.min_sampling_steps}."
+            )
 
     def _check_autoregressive(self) -> None:
         for name in (
             "cross_entropy_steps",
-            "hidden_share",
+            "masked_share",
+            "clocks",
+            "next_token_weight",
             "forward_learning_rate",
             "context_warmup_steps",
             "scheduler_config",
@@ -293,98 +316,16 @@ class TrainingArguments:
     @classmethod
     def from_config(cls, name_or_path: str = DEFAULT_RECIPE, **overrides: Any) -> TrainingArguments:
         """The settings of a recipe or a YAML file, with some overridden."""
-        values = read_config(name_or_path)
+        values = read_config(name_or_path, [f.name for f in dataclasses.fields(cls)])
         for key, value in overrides.items():
             values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
         return cls(**values)
 
 
-def recipe_names() -> list[str]:
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
-
-
-def read_config(name_or_path: str) -> dict[str, Any]:
-    """Settings from a recipe by name, or from a YAML file."""
-    path = RECIPES / f"{name_or_path}.yaml"
-    if not path.is_file():
-        path = Path(name_or_path)
-    if not path.is_file():
-        raise ValueError(
-            f"`config` is {name_or_path!r}; it must be a YAML file or one of the recipes {', '.join(recipe_names())}."
-        )
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no valid YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} holds a {type(values).__name__}; it must hold settings as `name: value`.")
-    known = [f.name for f in dataclasses.fields(TrainingArguments)]
-    for key in values:
-        if key not in known:
-            raise ValueError(
-                f"{path} has the unknown setting {key!r}{_suggest(key, known)} `--help` lists all settings."
-            )
-    return values
-
-
-def parse_arguments(argv: list[str] | None = None, description: str | None = None) -> TrainingArguments | None:
-    """Settings from the command line: the recipe or YAML file of `--config`, then what is given besides. `None` after `--print_config`."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--config", default=DEFAULT_RECIPE, help=f"a YAML file, or a recipe: {', '.join(recipe_names())}"
-    )
-    parser.add_argument("--print_config", action="store_true", help="print the whole configuration and stop")
-    groups: dict[str, Any] = {}
-    for f in dataclasses.fields(TrainingArguments):
-        name = f.metadata["group"]
-        group = groups.setdefault(name, parser.add_argument_group(name) if name not in groups else None)
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f.metadata["help"]}
-        if _types()[f.name] is bool:
-            group.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, **options)
-        elif _types()[f.name] is dict:
-            group.add_argument(f"--{f.name}", nargs="+", metavar="KEY=VALUE", **options)
-        else:
-            group.add_argument(f"--{f.name}", metavar="VALUE", **options)
-    given = vars(parser.parse_args(argv))
-    print_config = given.pop("print_config")
-    try:
-        arguments = TrainingArguments.from_config(
-            given.pop("config"),
-            **{key: _pairs(key, value) if isinstance(value, list) else value for key, value in given.items()},
-        )
-    except ValueError as error:
-        parser.error(str(error))
-    if print_config:
-        print(arguments.to_yaml(), end="")
-        return None
-    return arguments
-
-
-def _pairs(name: str, items: list[str]) -> dict[str, Any]:
-    pairs = {}
-    for item in items:
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"`{name}` has {item!r}; it must be KEY=VALUE.")
-        pairs[key] = _scalar(value)
-    return pairs
-
-
-def _scalar(text: str) -> Any:
-    value = yaml.safe_load(text)
-    # YAML 1.1 reads 1e-3 as a string.
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
 _TYPES: dict[str, Any] = {}
 
 
-def _types() -> dict[str, Any]:
+def setting_types() -> dict[str, Any]:
     if not _TYPES:
         _TYPES.update(typing.get_type_hints(TrainingArguments))
     return _TYPES
@@ -397,7 +338,7 @@ def _coerce(name: str, value: Any, kind: Any) -> Any:
             return None
         kind = next(option for option in typing.get_args(kind) if option is not type(None))
     if kind in (int, float) and isinstance(value, str):
-        value = _scalar(value)
+        value = scalar(value)
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -405,13 +346,3 @@ def _coerce(name: str, value: Any, kind: Any) -> Any:
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         raise ValueError(f"`{name}` is {value!r}; it must be of type {kind.__name__}.")
     return value
-
-
-def _one_of(name: str, value: Any, allowed: tuple) -> None:
-    if value not in allowed:
-        raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
-
-
-def _suggest(key: str, known: typing.Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."

@@ -109,3 +109,14 @@ def _streamed_batches(dataset: IterableDataset, partition: Partition, seed: int,
                 f"The stream has no texts for process {partition.process}; use fewer processes or another dataset."
             )
         epoch += 1
+
+
+def mix_seeds(*numbers: int) -> int:
+    """One seed out of several numbers, far apart for neighbouring ones (splitmix64)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) % 2**64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
+        state ^= state >> 31
+    return state >> 1

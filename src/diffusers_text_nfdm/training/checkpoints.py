@@ -29,7 +29,7 @@ def step_of(checkpoint: Path) -> int:
     return int(_NAME.match(checkpoint.name).group(1))
 
 
-def write_whole(
+def write_folder(
     target: Path, write: Callable[[Path], None], is_main: bool = True, barrier: Callable[[], None] = lambda: None
 ) -> None:
     """Let `write` fill a folder beside `target`, then rename it into place: a reader sees all of it or nothing.
@@ -59,13 +59,6 @@ def write_whole(
         os.replace(temporary, target)
         _flush_folder(target.parent)
     barrier()
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old text or the new one."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def discard(folder: Path) -> None:

@@ -60,28 +60,45 @@ class DiffusionFamily:
     def forward_options(
         self, model: TextDiffusionModel, step: int, generator: torch.Generator
     ) -> Callable[[int, int], dict[str, Any]]:
-        arguments = self.arguments
-        draws = model.draw(arguments.batch_size, generator, generator.device)
+        arguments, device = self.arguments, generator.device
+        batch_size, length = arguments.batch_size, model.config.max_length
+        draws = model.draw(batch_size, generator, device)
         warmup = arguments.context_warmup_steps
         shared = {
+            "clock": self._draw_clock(generator),
             "context_weight": min(1.0, (step + 1) / warmup) if warmup else 1.0,
+            "next_token_weight": arguments.next_token_weight,
         }
+        masked = None
         if (step + 1) % (arguments.cross_entropy_steps + 1):
-            shared |= {"cross_entropy": True, "hidden_share": arguments.hidden_share}
-        return lambda start, stop: {"draws": draws.slice(start, stop), **shared}
+            shared["cross_entropy"] = True
+            if arguments.masked_share:
+                masked = torch.rand(batch_size, length, generator=generator, device=device) < arguments.masked_share
+
+        def options(start: int, stop: int) -> dict[str, Any]:
+            rows = {} if masked is None else {"masked": masked[start:stop]}
+            return {"draws": draws.slice(start, stop), **shared, **rows}
+
+        return options
+
+    def _draw_clock(self, generator: torch.Generator) -> str | None:
+        """One of the mixture's clocks; `None` for the model's own."""
+        clocks = self.arguments.clocks
+        if not clocks:
+            return None
+        shares = torch.tensor(list(clocks.values()), device=generator.device)
+        return list(clocks)[torch.multinomial(shares, 1, generator=generator).item()]
 
     def likelihood(self, model: TextDiffusionModel, rows: dict[str, Tensor], num_draws: int) -> LikelihoodEstimate:
-        time_sampler = "pilot"
-        if len(rows["input_ids"]) * num_draws < SMALL_ESTIMATE:
-            # The pilot would cost more than the estimate. The model's own density follows the bound only where that is the objective.
-            time_sampler = "learned" if model.config.objective == "bound" else "uniform"
+        # The pilot would cost more than a small estimate. The model's own density follows the bound only where that is the objective.
+        small = len(rows["input_ids"]) * num_draws < SMALL_ESTIMATE and model.config.objective == "bound"
         return estimate_likelihood(
             model,
             rows["input_ids"].long(),
             rows["num_tokens"],
             rows["num_chars"],
             num_draws=num_draws,
-            time_sampler=time_sampler,
+            time_sampler="learned" if small else "pilot",
             batch_size=self.arguments.evaluation_batch_size,
             seed=self.arguments.seed,
         )
@@ -99,7 +116,7 @@ class DiffusionFamily:
         )
 
     def figures(self, model: TextDiffusionModel, input_ids: Tensor) -> dict[str, Figure]:
-        from .plots import plot_schedule, plot_similarity, plot_time_density, plot_volatility
+        from ..plots.process import plot_schedule, plot_similarity, plot_time_density, plot_volatility
 
         figures = {
             "schedule": plot_schedule(model, input_ids),

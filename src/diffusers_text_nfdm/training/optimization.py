@@ -15,10 +15,10 @@ from .muon import Muon
 # The matrices inside these modules are those of the transformer trunks.
 TRUNKS = (
     "predictor.encoder.",
-    "predictor.decoder.",
+    "predictor.layers.",
     "predictor.h.",
-    "forward_process.network.blocks.",
-    "context_encoder.transformer.blocks.",
+    "forward_process.network.layers.",
+    "context_encoder.transformer.layers.",
 )
 
 

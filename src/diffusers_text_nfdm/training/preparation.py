@@ -169,7 +169,7 @@ def _start_time_sampler(model: TextDiffusionModel, ids: Dataset) -> None:
         for start in range(0, len(t), buckets):
             rows = torch.arange(start, start + buckets) % len(texts)
             terms.append(model(texts[rows], t=t[start : start + buckets], generator=generator).diffusion)
-    model.time_sampler.set_terms(t, torch.cat(terms) / model.config.num_blocks)
+    model.time_sampler.set_terms(t, torch.cat(terms) / model.config.max_length)
 
 
 def _token_counts(ids: Dataset, vocab_size: int) -> torch.Tensor:

@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import create_repo, upload_folder
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ..files import write_file
 from ..model_card import variant_name, write_model_card
+from ..pipelines.hub import create_repository, upload_pipeline
 from .arguments import TrainingArguments
-from .checkpoints import replace_file, write_whole
+from .checkpoints import write_folder
 
 
 if TYPE_CHECKING:
@@ -43,14 +44,14 @@ def finish(trainer: Trainer) -> dict:
         summary["entropy"] = StoryGrammar().entropy()
     report = render(summary, texts)
     if accelerator.is_main_process:
-        write_whole(run / "pipeline", lambda folder: _write_release(trainer, folder, summary, report, texts))
-        replace_file(run / "samples.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+        write_folder(run / "pipeline", lambda folder: _write_release(trainer, folder, summary, report, texts))
+        write_file(run / "samples.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
         if arguments.save_plots:
-            from .plots import save_plots
+            from ..plots.training import save_plots
 
             summary["plots"] = [str(path) for path in save_plots(trainer)]
             report += f"\nPlots: {run / 'plots'}"
-        replace_file(run / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_file(run / "summary.json", json.dumps(summary, indent=2) + "\n")
         tqdm.write("\n" + report, file=sys.stdout)
         if trainer.repository is not None:
             upload(run / "pipeline", trainer.repository)
@@ -65,7 +66,7 @@ def open_repository(arguments: TrainingArguments, run: Path) -> str | None:
         return None
     name = arguments.hub_model_id or run.resolve().name
     try:
-        return create_repo(name, private=arguments.hub_private or None, exist_ok=True).repo_id
+        return create_repository(name, arguments.hub_private or None)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ValueError(
             f"`push_to_hub` is set, but the repository {name!r} can be neither found nor created: {error}. Check `hub_model_id`, the "
@@ -76,7 +77,7 @@ def open_repository(arguments: TrainingArguments, run: Path) -> str | None:
 def upload(folder: Path, repository: str) -> None:
     """Push the pipeline with its card."""
     try:
-        upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload pipeline")
+        upload_pipeline(folder, repository)
     except (HfHubHTTPError, OSError) as error:
         raise OSError(
             f"The run is finished, but {folder} could not be pushed to {repository}: {error}. Push it with `hf upload {repository} {folder}`."

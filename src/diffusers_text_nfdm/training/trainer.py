@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,12 +21,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..files import write_file
 from ..likelihood import LikelihoodEstimate
 from ..networks.compilation import compile_layers
 from ..pipelines import NFDMTextPipelineOutput
 from .arguments import TrainingArguments
-from .batches import Partition, training_batches
-from .checkpoints import SETTINGS_FILE, clear_leftovers, open_run, remove_old, replace_file, write_whole
+from .batches import Partition, mix_seeds, training_batches
+from .checkpoints import SETTINGS_FILE, clear_leftovers, open_run, remove_old, write_folder
 from .families import model_family
 from .optimization import (
     ExponentialMovingAverage,
@@ -40,13 +38,8 @@ from .optimization import (
     whole,
 )
 from .preparation import TrainingData, build_model
+from .signals import StopSignal
 from .summary import finish, open_repository, with_error
-
-
-# A signal that comes again within this time is the same request: launchers pass on what the terminal has sent already.
-REPEATED_SIGNAL_SECONDS = 3.0
-# Asking all processes whether one got a signal makes an accelerator wait, so it is not done at every step there.
-STEPS_BETWEEN_SIGNAL_CHECKS = 10
 
 
 @dataclass
@@ -89,8 +82,7 @@ class Trainer:
         if self.checkpoint is not None:
             self.accelerator.load_state(str(self.checkpoint))
             self._say(f"Resumed from {self.checkpoint}.")
-        self._stop_signal: int | None = None
-        self._signal_time = 0.0
+        self.stop_signal = StopSignal(self.accelerator)
 
     # ---- Set-up -----------------------------------------------------------------------------------------------------
 
@@ -100,9 +92,8 @@ class Trainer:
             raise ValueError(
                 f"`report_to` is {arguments.report_to!r}, which is not installed; `pip install {arguments.report_to}`."
             )
-        # Steps on the cross-entropy train the predictor alone; with the rescaled objective, insisted on for NFDM, the volatility is in
-        # no gradient.
-        unused = arguments.cross_entropy_steps > 0 or bool(arguments.model_config.get("allow_rescaled_objective"))
+        # Steps on the cross-entropy train the predictor alone.
+        unused = arguments.cross_entropy_steps > 0
         accelerator = Accelerator(
             mixed_precision=arguments.mixed_precision,
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=unused)],
@@ -164,14 +155,8 @@ class Trainer:
         accelerator.wait_for_everyone()
         if arguments.report_to != "none":
             self._start_trackers()
-        # Python lets only the main thread handle signals.
-        numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-        handlers = {number: signal.signal(number, self._note_signal) for number in numbers}
-        try:
+        with self.stop_signal:
             finished = self._loop()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         summary = finish(self) if finished else None
         accelerator.end_training()
         return summary
@@ -210,7 +195,7 @@ class Trainer:
                     bar.set_postfix(self._log(outputs, norm))
                 if progress.step % arguments.evaluate_every == 0 or progress.step == arguments.max_steps:
                     self._evaluate()
-                stop = self._stop_requested()
+                stop = self.stop_signal.requested(progress.step)
                 due = progress.step % arguments.checkpoint_every == 0 or progress.step in (
                     last_step,
                     arguments.max_steps,
@@ -221,7 +206,7 @@ class Trainer:
                 if stop:
                     break
         if progress.step < arguments.max_steps:
-            reason = "Stopped by a signal" if self._stop_signal else "Stopped"
+            reason = "Stopped by a signal" if self.stop_signal.received else "Stopped"
             self._say(f"{reason} at step {progress.step} of {arguments.max_steps}; continue with `--resume latest`.")
         return progress.step >= arguments.max_steps
 
@@ -234,7 +219,7 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * factor
         # Every process draws for the whole batch and takes its rows: the step is the same however the batch is shared out.
-        generator = torch.Generator(accelerator.device).manual_seed(_mix(arguments.seed, step))
+        generator = torch.Generator(accelerator.device).manual_seed(mix_seeds(arguments.seed, step))
         options = self.family.forward_options(model, step, generator)
         # Reading values makes an accelerator wait; there they are checked when logging and before saving.
         check = accelerator.device.type == "cpu"
@@ -243,7 +228,7 @@ class Trainer:
         for part in range(partition.accumulation_steps):
             input_ids = next(batches).to(accelerator.device)
             # Dropout, the only other source of randomness.
-            torch.manual_seed(_mix(arguments.seed, step, part, accelerator.process_index))
+            torch.manual_seed(mix_seeds(arguments.seed, step, part, accelerator.process_index))
             last = part == partition.accumulation_steps - 1
             with accelerator.no_sync(self.wrapped) if not last else nullcontext():
                 with accelerator.autocast():
@@ -377,7 +362,7 @@ class Trainer:
     def _write_run_files(self) -> None:
         self.run.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self.run)
-        replace_file(self.run / SETTINGS_FILE, json.dumps(self.arguments.to_dict(), indent=2) + "\n")
+        write_file(self.run / SETTINGS_FILE, json.dumps(self.arguments.to_dict(), indent=2) + "\n")
         if self.checkpoint is None or self.checkpoint.parent.resolve() != self.run.resolve():
             self.data.tokenizer.save_pretrained(self.run / "tokenizer")
         metrics = self.run / "metrics.jsonl"
@@ -385,7 +370,7 @@ class Trainer:
             # What was logged after the checkpoint is logged again.
             lines = metrics.read_text(encoding="utf-8").splitlines() if self.checkpoint is not None else []
             kept = [line for line in lines if _is_entry(line) and json.loads(line)["step"] <= self.progress.step]
-            replace_file(metrics, "".join(line + "\n" for line in kept))
+            write_file(metrics, "".join(line + "\n" for line in kept))
 
     def _save_checkpoint(self) -> None:
         def write(folder: Path) -> None:
@@ -395,52 +380,18 @@ class Trainer:
                 (folder / SETTINGS_FILE).write_text(settings, encoding="utf-8")
 
         target = self.run / f"checkpoint-{self.progress.step:08d}"
-        write_whole(target, write, self.accelerator.is_main_process, self.accelerator.wait_for_everyone)
+        write_folder(target, write, self.accelerator.is_main_process, self.accelerator.wait_for_everyone)
         if self.accelerator.is_main_process:
             remove_old(self.run, self.arguments.checkpoints_total_limit)
 
     def _write_pipeline(self, name: str) -> None:
         if self.accelerator.is_main_process:
-            write_whole(self.run / name, lambda folder: self.pipeline().save_pretrained(folder))
-
-    # ---- Signals ----------------------------------------------------------------------------------------------------
-
-    def _note_signal(self, number: int, frame) -> None:
-        now = time.monotonic()
-        if self._stop_signal is None:
-            self._stop_signal, self._signal_time = number, now
-        elif now - self._signal_time > REPEATED_SIGNAL_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    def _stop_requested(self) -> bool:
-        """Whether any process got a signal: all stop at the same step."""
-        mine = self._stop_signal is not None
-        if self.accelerator.num_processes == 1:
-            return mine
-        if self.accelerator.device.type != "cpu" and self.progress.step % STEPS_BETWEEN_SIGNAL_CHECKS:
-            return False
-        flag = torch.tensor(float(mine), device=self.accelerator.device)
-        stop = self.accelerator.reduce(flag, "sum").item() > 0
-        if stop and not mine:
-            self._stop_signal, self._signal_time = signal.SIGTERM, time.monotonic()
-        return stop
+            write_folder(self.run / name, lambda folder: self.pipeline().save_pretrained(folder))
 
 
 def train(arguments: TrainingArguments) -> dict | None:
     """Train as the arguments say; returns the summary that is also printed and saved, or `None` if stopped early."""
     return Trainer(arguments).train()
-
-
-def _mix(*numbers: int) -> int:
-    """One seed out of several numbers, far apart for neighbouring ones (splitmix64)."""
-    state = 0
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) % 2**64
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
-        state ^= state >> 31
-    return state >> 1
 
 
 def _is_entry(line: str) -> bool:

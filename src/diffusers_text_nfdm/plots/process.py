@@ -1,103 +1,16 @@
-"""Pictures of a run. Each function draws one figure from data or a model and can be used on its own."""
+"""Pictures of the forward process and of the learned times."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import matplotlib
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..models import TextDiffusionModel
+from ..networks.dual import Dual
 from ..time_samplers import BucketTimeSampler
-
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
-
-
-TERMS = ("diffusion", "reconstruction", "prior", "context")
-COLORS = {"diffusion": "#4477aa", "reconstruction": "#228833", "prior": "#ccbb44", "context": "#aa3377"}
-STYLE = {
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "font.size": 10,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-}
-NUM_TEXTS = 32
-
-
-def save_plots(trainer: Trainer) -> list[Path]:
-    """Draw all figures of a finished run into its folder `plots`. The models are those of the averaged weights."""
-    folder = trainer.run / "plots"
-    folder.mkdir(exist_ok=True)
-    model, input_ids = trainer.released, trainer.data.validation_rows(NUM_TEXTS)["input_ids"].long()
-    entropy = None
-    if trainer.arguments.dataset == "stories":
-        from ..stories import StoryGrammar
-
-        entropy = StoryGrammar().entropy()
-    figures = {"loss": plot_loss(read_metrics(trainer.run), entropy), **trainer.family.figures(model, input_ids)}
-    paths = []
-    for name, figure in figures.items():
-        paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1], dpi=150)
-    return paths
-
-
-def read_metrics(run: str | Path) -> list[dict[str, float]]:
-    """The entries of a run's metrics.jsonl, in order."""
-    lines = (Path(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-@matplotlib.rc_context(STYLE)
-def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None) -> Figure:
-    """The bound over the steps, and its terms where it has several, in nats per text: of the training batches (pale) and of the validation texts.
-
-    Args:
-        metrics: entries of metrics.jsonl.
-        entropy: the entropy of the texts where it is known, below which no bound can stay. Drawn as a line.
-    """
-    metrics = list(metrics)
-
-    def draw(axes, key: str, **style) -> None:
-        points = [(entry["step"], entry[key]) for entry in metrics if entry.get(key) is not None]
-        if points:
-            axes.plot(*zip(*points), **style)
-
-    named = [name for name in TERMS if any(entry.get(f"validation/{name}") for entry in metrics)]
-    figure, panels = _figure(1, 2, (11, 4.2)) if named else _figure(1, 1, (6.5, 4.2))
-    whole = panels[0] if named else panels
-    draw(whole, "train/bound", color="#bbbbbb", linewidth=0.8, label="training batch")
-    draw(whole, "validation/bound", color="#222222", marker="o", markersize=3, label="validation, averaged weights")
-    if entropy is not None:
-        whole.axhline(entropy, color="#cc3311", linestyle="--", linewidth=1.2, label=f"entropy, {entropy:.2f} nats")
-    whole.set(xlabel="step", ylabel="nats per text", title="Bound on −log p(x)")
-    _log_scale(whole)
-    whole.legend()
-    if not named:
-        return figure
-    terms = panels[1]
-    for name in named:
-        draw(terms, f"train/{name}", color=COLORS[name], linewidth=0.6, alpha=0.35)
-        draw(terms, f"validation/{name}", color=COLORS[name], marker="o", markersize=3, label=name)
-    terms.set(xlabel="step", ylabel="nats per text", title="Its terms")
-    # Terms may be zero, but those that matter span orders of magnitude.
-    terms.set_yscale("symlog", linthresh=1)
-    terms.set_ylim(bottom=0)
-    terms.legend()
-    terms.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    return figure
+from .style import STYLE, log_scale, make_figure
 
 
 @matplotlib.rc_context(STYLE)
@@ -112,33 +25,31 @@ def plot_schedule(model: TextDiffusionModel, input_ids: Tensor, num_times: int =
     process, embeddings, context = _inputs(model, input_ids)
     times = _times(embeddings, num_times)
     if hasattr(process, "gamma"):
-        batches = [t.expand(len(embeddings)) for t in times]
-        gamma = torch.stack([process.gamma(t, context)[0].squeeze(-1).mean(0) for t in batches]).cpu()
-        return _plot_gamma(times.cpu(), gamma)
-    figure, panels = _figure(1, 2, (10, 4))
+        gamma = torch.stack([process.gamma(Dual(t), context).value.squeeze(-1).mean(0) for t in times]).cpu()
+        return _plot_gamma(times[:, 0, 0].cpu(), gamma)
+    figure, panels = make_figure(1, 2, (10, 4))
     means, stds, base = [], [], []
-    scale = embeddings.norm(dim=-1)
+    scale, axis = embeddings.norm(dim=-1), times[:, 0, 0].cpu()
     for t in times:
-        t = t.expand(len(embeddings))
         marginal = process.marginal(embeddings, t, context)
         means.append((marginal.mean.norm(dim=-1) / scale).flatten().cpu())
         stds.append(marginal.std.flatten().cpu())
-        base.append([factor.mean().item() for factor in process.linear_base(t, context)])
+        base.append([factor.mean().item() for factor in process.alpha_sigma(t, context)])
     titles = ("Mean: |mean(E, t)| / |E|", "Standard deviation")
     for axes, values, reference, title in zip(panels, (means, stds), zip(*base), titles):
         values = torch.stack(values)
         # Of many elements a sample tells the range.
         low, high = values[:, :: max(1, values.shape[1] // 10_000)].quantile(torch.tensor([0.1, 0.9]), dim=1)
-        axes.fill_between(times.cpu(), low, high, color="#4477aa", alpha=0.2, linewidth=0, label="10–90%")
-        axes.plot(times.cpu(), values.mean(1), color="#4477aa", label="learned, mean")
-        axes.plot(times.cpu(), reference, color="#222222", linestyle="--", linewidth=1.2, label="without the network")
+        axes.fill_between(axis, low, high, color="#4477aa", alpha=0.2, linewidth=0, label="10–90%")
+        axes.plot(axis, values.mean(1), color="#4477aa", label="learned, mean")
+        axes.plot(axis, reference, color="#222222", linestyle="--", linewidth=1.2, label="without the network")
         axes.set(xlabel="t", title=title)
         axes.legend()
     return figure
 
 
 def _plot_gamma(times: Tensor, gamma: Tensor) -> Figure:
-    figure, axes = _figure(1, 1, (7, 4.4))
+    figure, axes = make_figure(1, 1, (7, 4.4))
     positions = gamma.shape[1]
     colormap = matplotlib.colormaps["viridis"]
     for position in range(positions):
@@ -159,16 +70,17 @@ def plot_volatility(model: TextDiffusionModel, input_ids: Tensor, num_times: int
     process, embeddings, context = _inputs(model, input_ids)
     times = _times(embeddings, num_times)[1:-1]
     volatility = torch.stack(
-        [process.squared_volatility(t.expand(len(embeddings)), context).sqrt().flatten().cpu() for t in times]
+        [process.squared_volatility(Dual(t, torch.ones_like(t)), context).sqrt().flatten().cpu() for t in times]
     )
-    figure, axes = _figure(1, 1, (6.5, 4))
+    figure, axes = make_figure(1, 1, (6.5, 4))
+    axis = times[:, 0, 0].cpu()
     low, high = volatility.quantile(torch.tensor([0.1, 0.9], dtype=volatility.dtype), dim=1)
     if (high - low).max() > 1e-3 * high.max():
-        axes.fill_between(times.cpu(), low, high, color="#aa3377", alpha=0.2, linewidth=0, label="10–90%")
-    axes.plot(times.cpu(), volatility.mean(1), color="#aa3377", label="g(t)")
+        axes.fill_between(axis, low, high, color="#aa3377", alpha=0.2, linewidth=0, label="10–90%")
+    axes.plot(axis, volatility.mean(1), color="#aa3377", label="g(t)")
     axes.set(xlabel="t", ylabel="g(t)", title="Volatility")
     if volatility.max() > 10 * volatility.min():
-        _log_scale(axes)
+        log_scale(axes)
     axes.legend()
     return figure
 
@@ -179,7 +91,7 @@ def plot_time_density(sampler: BucketTimeSampler) -> Figure:
     """The learned density p(t) of the times at which training estimates the bound, beside the uniform one."""
     probabilities = sampler.probabilities().cpu()
     edges = torch.linspace(0, 1, len(probabilities) + 1)
-    figure, axes = _figure(1, 1, (6.5, 4))
+    figure, axes = make_figure(1, 1, (6.5, 4))
     axes.stairs(probabilities * len(probabilities), edges, fill=True, color="#228833", alpha=0.4, label="learned")
     axes.axhline(1, color="#222222", linestyle="--", linewidth=1.2, label="uniform")
     axes.set(xlabel="t", ylabel="p(t)", title=f"Density of the times, {len(probabilities)} buckets", xlim=(0, 1))
@@ -198,10 +110,11 @@ def successive_similarity(model: TextDiffusionModel, input_ids: Tensor, num_step
     """
     process, embeddings, context = _inputs(model, input_ids)
     times = _times(embeddings, num_steps + 1)[:-1]
-    means = [process.marginal(embeddings, t.expand(len(embeddings)), context).mean for t in times]
+    means = [process.marginal(embeddings, t, context).mean for t in times]
     pairs = zip(means[:-1], means[1:])
     similarity = torch.stack([torch.cosine_similarity(a, b, dim=-1).mean() for a, b in pairs])
-    return ((times[:-1] + times[1:]) / 2).cpu(), similarity.cpu()
+    axis = times[:, 0, 0].cpu()
+    return (axis[:-1] + axis[1:]) / 2, similarity.cpu()
 
 
 @matplotlib.rc_context(STYLE)
@@ -212,7 +125,7 @@ def plot_similarity(model: TextDiffusionModel, input_ids: Tensor, num_steps: int
     turns it: exactly 1. Below 1 the forward process moves embeddings in other directions than towards 0.
     """
     times, similarity = successive_similarity(model, input_ids, num_steps)
-    figure, axes = _figure(1, 1, (6.5, 4))
+    figure, axes = make_figure(1, 1, (6.5, 4))
     axes.axhline(1, color="#222222", linestyle="--", linewidth=1.2, label="linear process, α(t) E")
     axes.plot(times, similarity, color="#4477aa", marker="o", markersize=3, label=type(model).__name__)
     # A process that is linear up to rounding is shown as such.
@@ -227,27 +140,14 @@ def plot_similarity(model: TextDiffusionModel, input_ids: Tensor, num_steps: int
 
 
 def _inputs(model: TextDiffusionModel, input_ids: Tensor) -> tuple[torch.nn.Module, Tensor, Tensor | None]:
-    """The forward process, embeddings of the texts' blocks, and their context, at the mean of `q(c | x)`."""
+    """The forward process, embeddings of the texts, and their context, at the mean of `q(c | x)`."""
     embeddings = model.embed(input_ids.to(model.device))
     noise = None if model.context_dim is None else embeddings.new_zeros(len(embeddings), model.context_dim)
     context, _ = model.encode_context(embeddings, noise)
-    return model.forward_process, model.split(embeddings), model.per_block(context)
+    return model.forward_process, embeddings, context
 
 
 def _times(embeddings: Tensor, number: int) -> Tensor:
-    return torch.linspace(0, 1, number, dtype=embeddings.dtype, device=embeddings.device)
-
-
-def _figure(rows: int, columns: int, size: Sequence[float]):
-    """A figure outside pyplot, which would keep it open and may want a display."""
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns)
-
-
-def _log_scale(axes) -> None:
-    """A log scale of y with plain numbers at 1, 2 and 5."""
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    """Times from 0 to 1, `(number, batch, 1)`."""
+    times = torch.linspace(0, 1, number, dtype=embeddings.dtype, device=embeddings.device)
+    return times[:, None, None].expand(-1, len(embeddings), 1)

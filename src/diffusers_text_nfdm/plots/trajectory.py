@@ -1,4 +1,4 @@
-"""Pictures of what a model does. They need matplotlib (`pip install diffusers_text_nfdm[demo]`)."""
+"""A picture of how a text came about."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .tokenization import special_ids
+from ..tokenization import special_ids
 
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
-    from .pipelines import NFDMTextPipelineOutput
+    from ..pipelines import NFDMTextPipelineOutput
 
 
 # Widths in characters of the font of the table.

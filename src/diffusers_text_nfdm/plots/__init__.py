@@ -1,0 +1,1 @@
+"""Every picture. They need matplotlib (`pip install diffusers_text_nfdm[demo]`)."""

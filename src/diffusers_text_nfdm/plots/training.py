@@ -1,0 +1,86 @@
+"""Pictures of a training run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from ..models import TERMS
+from .style import STYLE, log_scale, make_figure
+
+
+if TYPE_CHECKING:
+    from ..training import Trainer
+
+
+COLORS = {"diffusion": "#4477aa", "reconstruction": "#228833", "prior": "#ccbb44", "context": "#aa3377"}
+NUM_TEXTS = 32
+
+
+def save_plots(trainer: Trainer) -> list[Path]:
+    """Draw all figures of a finished run into its folder `plots`. The models are those of the averaged weights."""
+    folder = trainer.run / "plots"
+    folder.mkdir(exist_ok=True)
+    model, input_ids = trainer.released, trainer.data.validation_rows(NUM_TEXTS)["input_ids"].long()
+    entropy = None
+    if trainer.arguments.dataset == "stories":
+        from ..stories import StoryGrammar
+
+        entropy = StoryGrammar().entropy()
+    figures = {"loss": plot_loss(read_metrics(trainer.run), entropy), **trainer.family.figures(model, input_ids)}
+    paths = []
+    for name, figure in figures.items():
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1], dpi=150)
+    return paths
+
+
+def read_metrics(run: str | Path) -> list[dict[str, float]]:
+    """The entries of a run's metrics.jsonl, in order."""
+    lines = (Path(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@matplotlib.rc_context(STYLE)
+def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None) -> Figure:
+    """The bound over the steps, and its terms where it has several, in nats per text: of the training batches (pale) and of the validation texts.
+
+    Args:
+        metrics: entries of metrics.jsonl.
+        entropy: the entropy of the texts where it is known, below which no bound can stay. Drawn as a line.
+    """
+    metrics = list(metrics)
+
+    def draw(axes, key: str, **style) -> None:
+        points = [(entry["step"], entry[key]) for entry in metrics if entry.get(key) is not None]
+        if points:
+            axes.plot(*zip(*points), **style)
+
+    named = [name for name in TERMS if any(entry.get(f"validation/{name}") for entry in metrics)]
+    figure, panels = make_figure(1, 2, (11, 4.2)) if named else make_figure(1, 1, (6.5, 4.2))
+    whole = panels[0] if named else panels
+    draw(whole, "train/bound", color="#bbbbbb", linewidth=0.8, label="training batch")
+    draw(whole, "validation/bound", color="#222222", marker="o", markersize=3, label="validation, averaged weights")
+    if entropy is not None:
+        whole.axhline(entropy, color="#cc3311", linestyle="--", linewidth=1.2, label=f"entropy, {entropy:.2f} nats")
+    whole.set(xlabel="step", ylabel="nats per text", title="Bound on −log p(x)")
+    log_scale(whole)
+    whole.legend()
+    if not named:
+        return figure
+    terms = panels[1]
+    for name in named:
+        draw(terms, f"train/{name}", color=COLORS[name], linewidth=0.6, alpha=0.35)
+        draw(terms, f"validation/{name}", color=COLORS[name], marker="o", markersize=3, label=name)
+    terms.set(xlabel="step", ylabel="nats per text", title="Its terms")
+    # Terms may be zero, but those that matter span orders of magnitude.
+    terms.set_yscale("symlog", linthresh=1)
+    terms.set_ylim(bottom=0)
+    terms.legend()
+    terms.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    return figure

@@ -1,0 +1,53 @@
+"""Settings from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from .arguments import TrainingArguments, setting_types
+from .recipe_files import DEFAULT_RECIPE, recipe_names, scalar
+
+
+def parse_arguments(argv: list[str] | None = None, description: str | None = None) -> TrainingArguments | None:
+    """Settings from the command line: the recipe or YAML file of `--config`, then what is given besides. `None` after `--print_config`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--config", default=DEFAULT_RECIPE, help=f"a YAML file, or a recipe: {', '.join(recipe_names())}"
+    )
+    parser.add_argument("--print_config", action="store_true", help="print the whole configuration and stop")
+    groups: dict[str, Any] = {}
+    for f in dataclasses.fields(TrainingArguments):
+        name = f.metadata["group"]
+        group = groups.setdefault(name, parser.add_argument_group(name) if name not in groups else None)
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f.metadata["help"]}
+        if setting_types()[f.name] is bool:
+            group.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, **options)
+        elif setting_types()[f.name] is dict:
+            group.add_argument(f"--{f.name}", nargs="+", metavar="KEY=VALUE", **options)
+        else:
+            group.add_argument(f"--{f.name}", metavar="VALUE", **options)
+    given = vars(parser.parse_args(argv))
+    print_config = given.pop("print_config")
+    try:
+        arguments = TrainingArguments.from_config(
+            given.pop("config"),
+            **{key: _pairs(key, value) if isinstance(value, list) else value for key, value in given.items()},
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    if print_config:
+        print(arguments.to_yaml(), end="")
+        return None
+    return arguments
+
+
+def _pairs(name: str, items: list[str]) -> dict[str, Any]:
+    pairs = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"`{name}` has {item!r}; it must be KEY=VALUE.")
+        pairs[key] = scalar(value)
+    return pairs
