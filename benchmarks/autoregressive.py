@@ -37,7 +37,7 @@ def measure(size: str, batch_sizes: list[int], repeats: int) -> dict[int, dict[s
     for batch_size in batch_sizes:
         start = torch.ones(batch_size, 1, dtype=torch.long)
         z = torch.randn(batch_size, *model.latent_shape)
-        t = torch.full((batch_size,), 0.5)
+        t = torch.full((batch_size, 1), 0.5)
 
         def write(start=start) -> None:
             language_model.generate(

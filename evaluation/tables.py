@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from experiment import Evaluation, Experiment, ModelRun, read_experiment
 from table_pages import render
 from table_plots import save_plots
-from table_scale import Evaluation, ModelRun, Scale, read_scale
 from transformers.utils import logging
 
 from diffusers_text_nfdm.baseline import AutoregressiveConfig, matching_config
@@ -42,25 +42,25 @@ PARTS = 3
 STOPPED = 3
 
 
-def make_tables(scale: Scale, output: Path, data_folder: str | None = None) -> dict | None:
+def make_tables(experiment: Experiment, output: Path, data_folder: str | None = None) -> dict | None:
     """Do what is not done yet and write everything; `None` where a signal ended a training run."""
-    data = scale.data(data_folder)
-    for evaluation in scale.evaluations.values():
+    data = experiment.data(data_folder)
+    for evaluation in experiment.evaluations.values():
         if evaluation.judge is not None:
             # A judge that cannot be loaded is told before hours of training.
             judge_files(evaluation.judge)
-    settings = {model.name: size_settings(scale, model, data) for model in scale.models}
-    texts = settings[scale.models[0].name].dataset
+    settings = {model.name: size_settings(experiment, model, data) for model in experiment.models}
+    texts = settings[experiment.models[0].name].dataset
     if data:
         texts = {"train": data["dataset"], "validation": data["validation_file"]}
-    torch.set_num_threads(scale.threads)
+    torch.set_num_threads(experiment.threads)
     # Softmax over a vocabulary makes denormal numbers, which are slow on CPUs.
     torch.set_flush_denormal(True)
     rows = []
-    for number, model in enumerate(scale.models, 1):
-        print(f"\n[{number}/{len(scale.models)}] {model.name}", flush=True)
+    for number, model in enumerate(experiment.models, 1):
+        print(f"\n[{number}/{len(experiment.models)}] {model.name}", flush=True)
         run = output / "runs" / model.folder
-        trained = train_once(with_budget(settings[model.name], scale, output / "speed" / model.folder), run)
+        trained = train_once(with_budget(settings[model.name], experiment, output / "speed" / model.folder), run)
         if trained is None:
             return None
         evaluations = {
@@ -68,18 +68,18 @@ def make_tables(scale: Scale, output: Path, data_folder: str | None = None) -> d
                 run / "pipeline",
                 texts,
                 output / "evaluations" / model.folder / name.replace(" ", "-"),
-                evaluation.protocol(f"{scale.name}-{name.replace(' ', '-')}"),
+                evaluation.protocol(f"{experiment.name}-{name.replace(' ', '-')}"),
                 usable_samplings(evaluation.samplings, settings[model.name]),
                 judge_cache=output / "judge",
             )
-            for name, evaluation in wanted_evaluations(scale, settings[model.name].model_type).items()
+            for name, evaluation in wanted_evaluations(experiment, settings[model.name].model_type).items()
         }
         rows.append({"name": model.name, "config": model.config, **trained, "evaluations": evaluations})
     results = {
-        "scale": scale.name,
-        "dataset": ", ".join(scale.files.values()) if scale.files else settings[scale.models[0].name].dataset,
-        "budget": scale.budget,
-        "threads": scale.threads,
+        "scale": experiment.name,
+        "dataset": ", ".join(experiment.files.values()) if experiment.files else settings[experiment.models[0].name].dataset,
+        "budget": experiment.budget,
+        "threads": experiment.threads,
         "models": rows,
     }
     write_file(output / "results.json", json.dumps(results, indent=2) + "\n")
@@ -88,13 +88,13 @@ def make_tables(scale: Scale, output: Path, data_folder: str | None = None) -> d
     return results
 
 
-def size_settings(scale: Scale, model: ModelRun, data: dict[str, str]) -> TrainingArguments:
+def size_settings(experiment: Experiment, model: ModelRun, data: dict[str, str]) -> TrainingArguments:
     """The training settings of a row, at the size of another where it says so."""
-    arguments = scale.arguments(model, data, None)
+    arguments = experiment.arguments(model, data, None)
     if model.as_large_as is None:
         return arguments
-    other = next(one for one in scale.models if one.name == model.as_large_as)
-    target = scale.arguments(other, data, None)
+    other = next(one for one in experiment.models if one.name == model.as_large_as)
+    target = experiment.arguments(other, data, None)
     vocabulary = len(TrainingData(target).tokenizer)
     like = CONFIGS[target.model_type](vocab_size=vocabulary, max_length=target.max_length, **target.model_config)
     match = matching_config(like)
@@ -103,9 +103,9 @@ def size_settings(scale: Scale, model: ModelRun, data: dict[str, str]) -> Traini
     return dataclasses.replace(arguments, model_config={**arguments.model_config, **sizes})
 
 
-def with_budget(arguments: TrainingArguments, scale: Scale, folder: Path) -> TrainingArguments:
+def with_budget(arguments: TrainingArguments, experiment: Experiment, folder: Path) -> TrainingArguments:
     """The settings with as many steps as the budget allows, and an evaluation at the end only."""
-    (kind, amount), period = next(iter(scale.budget.items())), arguments.cross_entropy_steps + 1
+    (kind, amount), period = next(iter(experiment.budget.items())), arguments.cross_entropy_steps + 1
     if kind == "steps":
         steps = int(amount)
     else:
@@ -173,10 +173,10 @@ def train_once(arguments: TrainingArguments, run: Path) -> dict | None:
     }
 
 
-def wanted_evaluations(scale: Scale, model_type: str) -> dict[str, Evaluation]:
+def wanted_evaluations(experiment: Experiment, model_type: str) -> dict[str, Evaluation]:
     """All of them, or for the baseline, which has no number of steps to vary, the first."""
     number = 1 if model_type == AutoregressiveConfig.model_type else None
-    return dict(list(scale.evaluations.items())[:number])
+    return dict(list(experiment.evaluations.items())[:number])
 
 
 def usable_samplings(samplings: Sequence[str], arguments: TrainingArguments) -> list[str] | None:
@@ -190,7 +190,7 @@ def usable_samplings(samplings: Sequence[str], arguments: TrainingArguments) -> 
         for one in samplings
         if not (arguments.model_type == "nfdm" and "noise_fraction=snr" in one)
         and (categorical or "prediction=tokens" not in one)
-        and Sampling.parse(one).num_inference_steps >= arguments.num_blocks
+        and Sampling.parse(one).num_inference_steps >= arguments.min_sampling_steps
     ]
 
 
@@ -202,9 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
     try:
-        scale = read_scale(args.scale)
-        output = args.output or Path("runs") / f"tables-{scale.name}"
-        results = make_tables(scale, output, args.data)
+        experiment = read_experiment(args.scale)
+        output = args.output or Path("runs") / f"tables-{experiment.name}"
+        results = make_tables(experiment, output, args.data)
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import CONTEXT, DIM, LENGTH, MODELS, PREDICTION_TYPES, VOCAB, make_model, seeded
+from tiny import CONTEXT, DIM, LENGTH, MODELS, PREDICTION_TYPES, VARIANCE_PRESERVING, VOCAB, make_model, seeded
 
 from diffusers_text_nfdm import MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler
 from diffusers_text_nfdm.models import Draws
@@ -27,6 +27,13 @@ SCHEDULERS = {
     "adaptive": lambda: ReverseODEScheduler("adaptive", start_time=1.0),
 }
 STAGES = {"heun": 2, "adaptive": 4}
+# NFDM has no signal-to-noise ratio, which the ancestral posterior needs.
+STEPS = [
+    (name, scheduler)
+    for name in MODELS
+    for scheduler in SCHEDULERS
+    if scheduler != "ancestral" or name in VARIANCE_PRESERVING
+]
 
 
 def normal(*shape, seed):
@@ -62,13 +69,10 @@ def test_loss_and_terms_are_the_same(name, kind):
         assert_golden(model(ids, draws=golden_draws(name), cross_entropy=True).cross_entropy, golden["cross_entropy"])
 
 
-@pytest.mark.parametrize("scheduler_name", SCHEDULERS)
 @pytest.mark.parametrize("kind", PREDICTION_TYPES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name, scheduler_name", STEPS)
 @torch.no_grad()
 def test_a_step_of_every_scheduler_is_the_same(name, kind, scheduler_name):
-    if scheduler_name == "ancestral" and name.startswith("nfdm"):
-        pytest.skip("NFDM has no signal-to-noise ratio")
     model, scheduler, context = make_model(name, prediction_type=kind), SCHEDULERS[scheduler_name](), context_of(name)
     if scheduler_name == "adaptive":
         scheduler.set_timesteps(10)

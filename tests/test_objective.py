@@ -11,6 +11,7 @@ from tiny import (
     MODELS,
     VARIANCE_PRESERVING,
     VOCAB,
+    at_rate_one,
     make_ids,
     make_inputs,
     make_model,
@@ -23,27 +24,39 @@ from torch.distributions import Normal, kl_divergence
 
 from diffusers_text_nfdm import objective
 from diffusers_text_nfdm.forward_processes import MuLANProcess
+from diffusers_text_nfdm.networks.dual import Dual
 
 
 # --- the terms ---
 
 
-def test_reconstruction_is_the_negative_log_probability_of_each_token_summed():
-    hidden, weight, ids = torch.randn(3, LENGTH, DIM).double(), torch.randn(VOCAB, DIM).double(), make_ids(3)
-    bias = torch.randn(VOCAB).double()
-    logits = hidden @ weight.T + bias
+@pytest.mark.parametrize("decoder", ["linear", "gaussian"])
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_reconstruction_is_the_negative_log_probability_of_each_token(name, decoder):
+    model, ids = make_model(name, decoder=decoder), make_ids(3)
+    draws = model.draw(3, seeded(0))
+    terms, output = objective.bound(model, ids, at_rate_one(draws.uniforms), draws), model(ids, draws=draws)
+    context, _ = model.encode_context(model.embed(ids), draws.context_noise)
+    z_0 = model.forward_process.initial_marginal(model.embed(ids), context).sample(draws.initial_noise)
+    logits = model.decode(z_0, context)
     probabilities = torch.softmax(logits, -1)
-    expected = [-sum(math.log(probabilities[i, j, ids[i, j]]) for j in range(LENGTH)) for i in range(3)]
-    expected = torch.tensor(expected, dtype=torch.float64)
-    term, accuracy = objective.reconstruction(hidden, weight, bias, ids)
-    torch.testing.assert_close(term, expected)
-    torch.testing.assert_close(accuracy, (logits.argmax(-1) == ids).double().mean(-1))
+    expected = [[-math.log(probabilities[i, j, ids[i, j]]) for j in range(LENGTH)] for i in range(3)]
+    torch.testing.assert_close(terms.reconstruction, torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(output.reconstruction, terms.reconstruction.sum(-1))
+    torch.testing.assert_close(output.reconstruction_accuracy, (logits.argmax(-1) == ids).double().mean(-1))
 
 
-def test_rescaled_diffusion_is_the_squared_distance():
-    a, b = torch.randn(2, 3, LENGTH, DIM, dtype=torch.float64)
-    expected = torch.stack([(x - y).norm() ** 2 for x, y in zip(a, b)])
-    torch.testing.assert_close(objective.rescaled_diffusion(a, b), expected)
+@pytest.mark.parametrize("name", MODELS)
+def test_rescaled_diffusion_is_the_squared_distance(name):
+    model, ids = make_model(name), make_ids(3)
+    draws, embeddings = model.draw(3, seeded(0)), model.embed(ids)
+    output = model(ids, draws=draws)
+    context, _ = model.encode_context(embeddings, draws.context_noise)
+    z = model.forward_process.marginal(embeddings, output.t, context).sample(draws.noise)
+    prediction = model.denoise(z, output.t, context).embeddings
+    expected = torch.stack([(x - y).norm() ** 2 for x, y in zip(embeddings, prediction)])
+    torch.testing.assert_close(output.rescaled_diffusion, expected)
 
 
 def test_context_divergence_is_that_of_torch_distributions():
@@ -54,10 +67,12 @@ def test_context_divergence_is_that_of_torch_distributions():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_prior_is_the_kl_of_the_terminal_marginal_and_zero_for_nfdm(name):
-    process, (embeddings, context) = make_process(name), make_inputs(name, 3)
-    end = process.marginal(embeddings, torch.ones(3, dtype=torch.float64), context)
+    model, ids = make_model(name), make_ids(3)
+    draws, embeddings = model.draw(3, seeded(0)), model.embed(ids)
+    context, _ = model.encode_context(embeddings, draws.context_noise)
+    end = model.forward_process.marginal(embeddings, torch.ones(3, 1, dtype=torch.float64), context)
     expected = kl_divergence(Normal(end.mean, end.std), Normal(torch.zeros_like(end.mean), 1.0)).sum((-1, -2))
-    prior = objective.prior(process.terminal_marginal(embeddings, context))
+    prior = model(ids, draws=draws).prior
     # The KL is of order α² or less: torch's own formula has lost its last digits there.
     torch.testing.assert_close(prior, expected, rtol=1e-6, atol=1e-14)
     if name.startswith("nfdm"):
@@ -82,30 +97,35 @@ def test_bound_is_the_sum_of_its_terms_and_loss_its_mean(name, kind):
     assert torch.equal(half.bound, output.bound)
 
 
+@pytest.mark.parametrize("clock", ["shared", "ramp:1", "random:3"])
 @pytest.mark.parametrize("name", MODELS)
-def test_terms_of_the_model_are_those_of_the_formulas(name):
+def test_terms_of_the_model_are_those_of_the_formulas(name, clock):
     # `forward` once more, by the definitions and one example at a time.
-    model, ids = make_model(name), make_ids(3)
+    model, ids = make_model(name, clock=clock), make_ids(3)
     draws, process = model.draw(3, seeded(0)), model.forward_process
     output = model(ids, draws=draws)
     for i in range(3):
         one = draws.slice(i, i + 1)
         embeddings = model.embeddings.weight[ids[i : i + 1]]
         context, _ = model.encode_context(embeddings, one.context_noise)
-        t, weight = model.time_sampler(one.uniforms)
-        path = process.moving_marginal(embeddings, t, context)
-        z = path.mean + path.std * one.noise
-        prediction = model.predict(z, t, context)
-        g2 = process.squared_volatility(t, context)
+        times = model.clock().token_times(one.uniforms[:, None], LENGTH, None, one.order)
+        times = model.time_sampler(times).map_linear(lambda x: x.expand(1, LENGTH))
+        moving = times.rate[0] > 0
+        assert moving.any()
+        z = process.marginal(embeddings, times.value, context).sample(one.noise)
+        prediction = model.denoise(z, times.value, context).embeddings
+        g2 = process.squared_volatility(times, context)
 
-        def reverse_drift(embeddings, z=z, t=t, context=context, g2=g2):
-            path = process.moving_marginal(embeddings, t, context)
+        def reverse_drift(embeddings, z=z, times=times, context=context, g2=g2):
+            path = process.path(times, context)(embeddings)
             flow = path.mean_rate + path.log_std_rate * (z - path.mean)
             return flow + 0.5 * g2 * (z - path.mean) / path.std**2
 
-        error = reverse_drift(embeddings) - reverse_drift(prediction)
-        expected = (error**2 / (2 * g2)).sum() * weight
-        torch.testing.assert_close(output.diffusion[i], expected[0], rtol=1e-8, atol=1e-10)
+        error = (reverse_drift(embeddings) - reverse_drift(prediction))[0]
+        # What stands still is not moved by what is in motion.
+        assert not error[~moving].any()
+        expected = (error**2 / (2 * g2.expand(1, LENGTH, -1)[0]))[moving].sum()
+        torch.testing.assert_close(output.diffusion[i], expected, rtol=1e-8, atol=1e-10)
 
         start = process.initial_marginal(embeddings, context)
         z_0 = start.mean + start.std * one.initial_noise
@@ -121,7 +141,7 @@ def test_rescaled_objective_trains_on_the_unweighted_distance_and_leaves_the_bou
         model = make_model(name, objective=kind)
         draws = model.draw(4, seeded(0))
         outputs[kind] = model(ids, draws=draws)
-    _, weight = model.time_sampler(draws.uniforms)
+    weight = model.time_sampler(at_rate_one(draws.uniforms)).rate[:, 0]
     output = outputs["rescaled"]
     expected = (weight * output.rescaled_diffusion + output.reconstruction + output.prior + output.context).mean()
     torch.testing.assert_close(output.loss, expected, rtol=1e-12, atol=0)
@@ -146,37 +166,59 @@ def crossing_schedules():
 PROCESSES = {name: make_process(name) for name in VARIANCE_PRESERVING} | {"crossing": crossing_schedules()}
 
 
-@pytest.mark.parametrize("name", PROCESSES)
-def test_drift_matching_equals_the_short_form(name):
-    process, t = PROCESSES[name], torch.linspace(0, 1, 101, dtype=torch.float64)
-    embeddings, context = make_inputs("diffusion-lm" if name == "diffusion-lm" else "mulan", len(t))
-    prediction = embeddings + torch.randn_like(embeddings)
-    path = process.moving_marginal(embeddings, t, context)
-    z = path.sample(torch.randn_like(embeddings))
-    g2 = process.squared_volatility(t, context)
-    assert (g2 > 0).all()
-    general = objective.drift_matching(path, process.moving_marginal(prediction, t, context), z, g2)
-    moving_marginal = process.moving_marginal_at(t, context)
-    short = objective.diffusion(process, moving_marginal, path, embeddings, prediction, z, t, context)
-    torch.testing.assert_close(general, short, rtol=1e-8, atol=0)
+GRID = torch.linspace(0, 1, 101, dtype=torch.float64)
+TIMES = {
+    "one time": at_rate_one(GRID),
+    "a time for every token": Dual(
+        torch.stack([GRID[torch.randperm(101, generator=seeded(i))] for i in range(LENGTH)], 1),
+        3 * torch.rand(101, LENGTH, dtype=torch.float64, generator=seeded(LENGTH)),
+    ),
+}
 
-    gamma, rate = process.gamma(t, context)
+
+@pytest.mark.parametrize("kind", TIMES)
+@pytest.mark.parametrize("name", PROCESSES)
+def test_drift_matching_equals_the_short_form(name, kind):
+    process, times = PROCESSES[name], TIMES[kind]
+    embeddings, context = make_inputs("diffusion-lm" if name == "diffusion-lm" else "mulan", len(GRID))
+    prediction = embeddings + torch.randn_like(embeddings)
+    path = process.path(times, context)
+    z = path(embeddings).sample(torch.randn_like(embeddings))
+    g2 = process.squared_volatility(times, context)
+    assert (g2 > 0).all()
+    general = objective.drift_matching(path(embeddings), path(prediction), z, g2)
+    short = (process.diffusion_weight(times, context) * (embeddings - prediction).square()).sum(-1)
+    torch.testing.assert_close(general.sum(-1), short.sum(-1), rtol=1e-8, atol=0)
+
+    gamma, rate = process.gamma(times, context)
+    rising = (rate[..., 0] > 0).expand_as(short)
+    torch.testing.assert_close(general[rising], short[rising], rtol=1e-8, atol=0)
     textbook = (0.5 * torch.exp(-gamma) * rate * (embeddings - prediction).square()).sum((-1, -2))
     if name == "crossing":
-        assert (rate < -0.1).any() and (short > textbook * (1 + 1e-6)).any()
+        assert (rate < -0.1).any() and (short.sum(-1) > textbook * (1 + 1e-6)).any()
     elif name != "mulan-rescaled":
-        assert (rate > 0).all()
-        torch.testing.assert_close(short, textbook, rtol=1e-10, atol=0)
+        assert rising.all()
+        torch.testing.assert_close(short.sum(-1), textbook, rtol=1e-10, atol=0)
+
+
+def test_a_token_that_stands_still_has_no_drift_to_match():
+    process, (embeddings, context) = make_process("nfdm"), make_inputs("nfdm", 101)
+    times = TIMES["a time for every token"]
+    still = torch.rand(101, LENGTH, generator=seeded(9)) < 0.5
+    path = process.path(Dual(times.value, times.rate.masked_fill(still, 0)), context)
+    z, g2 = torch.randn_like(embeddings), process.squared_volatility(times).masked_fill(still[..., None], 0)
+    matched = objective.drift_matching(path(embeddings), path(embeddings + 1), z, g2)
+    assert torch.equal(matched == 0, still)
 
 
 @pytest.mark.parametrize("share", [0.25, 4.0])
 @pytest.mark.parametrize("name", PROCESSES)
 def test_no_other_volatility_makes_the_integrand_smaller_where_gamma_rises(name, share):
-    process, t = PROCESSES[name], torch.linspace(0, 1, 101, dtype=torch.float64)
-    embeddings, context = make_inputs("diffusion-lm" if name == "diffusion-lm" else "mulan", len(t))
+    process, times = PROCESSES[name], TIMES["one time"]
+    embeddings, context = make_inputs("diffusion-lm" if name == "diffusion-lm" else "mulan", len(GRID))
     prediction = embeddings + torch.randn_like(embeddings)
-    path, predicted = (process.moving_marginal(x, t, context) for x in (embeddings, prediction))
-    z, g2 = path.sample(torch.randn_like(embeddings)), process.squared_volatility(t, context)
+    path, predicted = map(process.path(times, context), (embeddings, prediction))
+    z, g2 = path.sample(torch.randn_like(embeddings)), process.squared_volatility(times, context)
     own, other = (objective.drift_matching(path, predicted, z, s * g2) for s in (1.0, share))
     assert (other > own).all()
 
@@ -192,7 +234,7 @@ class MarkovianVolatility(nn.Module):
         self.log_delta, self.share = math.log(delta), share
 
     def forward(self, t):
-        t = t[:, None, None]
+        t = t[..., None].clamp_max(1 - 1e-12)  # Finite for a token that has not started.
         variance = torch.exp(2 * (1 - t) * self.log_delta)
         return self.share * 2 * variance * (1 / (1 - t) - self.log_delta)
 
@@ -243,15 +285,16 @@ def sample_tokens(log_frequencies, n):
     return ids, -log_frequencies[ids].sum(-1)
 
 
+@pytest.mark.parametrize("clock", ["shared", "random:1"])
 @pytest.mark.parametrize("name", MODELS)
-def test_bound_of_the_exact_posterior_is_the_entropy_of_independent_tokens(name):
+def test_bound_of_the_exact_posterior_is_the_entropy_of_independent_tokens(name, clock):
     model, log_frequencies = unigram_model(name)
     # The weight of MuLAN-Rescaled's schedule varies most over time.
     ids, information = sample_tokens(log_frequencies, 98304 if name == "mulan-rescaled" else 32768)
     with torch.no_grad():
-        output = model(ids, generator=seeded(0))
+        output = model(ids, clock=clock, generator=seeded(0))
         if name == "mulan-rescaled":
-            context, times = torch.randn(500, CONTEXT).double(), torch.linspace(0, 1, 500).double()
+            context, times = torch.randn(500, CONTEXT).double(), at_rate_one(torch.linspace(0, 1, 500).double())
             gamma, rate = model.forward_process.gamma(times, context)
             assert (rate > 0).all() and gamma[250].std() > 0.05
     entropy = -LENGTH * (log_frequencies.exp() * log_frequencies).sum().item()
@@ -263,6 +306,21 @@ def test_bound_of_the_exact_posterior_is_the_entropy_of_independent_tokens(name)
     assert output.diffusion.mean() > 0.3 * entropy
     if name.startswith("nfdm") or name == "mulan":
         assert output.reconstruction.mean() > 0.05 * entropy
+
+
+@pytest.mark.parametrize("name, clock", [("nfdm", "ramp:1"), ("mulan", "shared"), ("diffusion-lm", "ramp:1")])
+def test_bound_of_the_exact_posterior_counts_the_unknown_tokens_alone(name, clock):
+    model, log_frequencies = unigram_model(name)
+    ids, _ = sample_tokens(log_frequencies, 32768)
+    known = torch.rand(ids.shape, generator=seeded(1)) < 0.5
+    known[known.all(-1), 0] = False
+    information = -log_frequencies[ids].masked_fill(known, 0).sum(-1)
+    with torch.no_grad():
+        output = model(ids, known=known, clock=clock, generator=seeded(0))
+    excess = output.bound - information
+    standard_error = (excess.std() / math.sqrt(len(ids))).item()
+    assert standard_error < 0.015 * information.mean()
+    assert abs(excess.mean().item()) < 3.5 * standard_error
 
 
 @pytest.mark.parametrize("share", [0.3, 3.0])

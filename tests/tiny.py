@@ -21,6 +21,7 @@ from diffusers_text_nfdm import (
     WordTokenizer,
 )
 from diffusers_text_nfdm.forward_processes import ForwardProcess
+from diffusers_text_nfdm.networks.dual import Dual
 
 
 VOCAB, LENGTH, DIM, CONTEXT = 11, 5, 4, 6
@@ -97,10 +98,18 @@ def make_process(name: str, dtype: torch.dtype = torch.float64, **overrides) -> 
     return make_model(name, dtype, **overrides).forward_process
 
 
-def make_inputs(name: str, batch: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor | None]:
+def make_inputs(
+    name: str, batch: int, dtype: torch.dtype = torch.float64, length: int = LENGTH
+) -> tuple[Tensor, Tensor | None]:
     """Embeddings `(batch, seq, dim)`, and a context for the processes that have one."""
     context = torch.randn(batch, CONTEXT, dtype=dtype) if name.startswith("mulan") else None
-    return torch.randn(batch, LENGTH, DIM, dtype=dtype), context
+    return torch.randn(batch, length, DIM, dtype=dtype), context
+
+
+def at_rate_one(t: Tensor) -> Dual:
+    """Times `(batch,)` of whole texts, or `(batch, seq)` of tokens, that all move at rate 1."""
+    t = t.view(len(t), -1)
+    return Dual(t, torch.ones_like(t))
 
 
 def make_ids(batch: int) -> Tensor:

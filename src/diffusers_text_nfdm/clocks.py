@@ -10,6 +10,7 @@ is the error of a trained one, and how many steps sampling takes. Known tokens h
 | ramp from left to right | `"ramp:8"` | `t_i = clip((1+w) u - w o_i, 0, 1)`, w = 8, `o_i` falls from 1 to 0 along the text |
 | ramp in random order | `"random:8"` | the same with `o_i` in a random order, drawn anew for every text |
 | blocks | `"blocks:8"` | 8 tokens at a time, from left to right, all at one time, given the clean tokens before them |
+| blocks with a clock inside | `"blocks:8:random:2"` | the same with that clock for the tokens of a block |
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ class RampClock(Clock):
     def token_times(self, u: Tensor, length: int, known: Tensor | None = None, order: Tensor | None = None) -> Dual:
         offsets = self.token_offsets(u, length, known, order)
         unclipped = (1 + self.width) * u - self.width * offsets
-        moving = (unclipped > 0) & (unclipped <= 1)
+        # Where a piece ends the rate is that below it, and at u = 0 that above it.
+        moving = ((unclipped > 0) | ((unclipped == 0) & (u == 0))) & (unclipped <= 1)
         return Dual(unclipped.clamp(0, 1), (1 + self.width) * moving.to(u.dtype))
 
     @property
@@ -160,7 +162,7 @@ class RampClock(Clock):
             known = torch.zeros(1, length, dtype=torch.bool, device=u.device)
         # Known tokens come last in the order, so that the unknown ones share the whole time.
         keys, known = torch.broadcast_tensors(keys, known)
-        ranks = keys.masked_fill(known, torch.inf).argsort(-1, stable=True).argsort(-1).to(u.dtype)
+        ranks = keys.masked_fill(known, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1).to(u.dtype)
         unknown = (~known).sum(-1, keepdim=True)
         return (1 - ranks / (unknown - 1).clamp_min(1)).clamp_min(0)
 
@@ -182,21 +184,29 @@ GOLDEN_RATIO = 0.6180339887498949
 
 @dataclass(frozen=True)
 class BlockClock(Clock):
-    """Blocks of `size` tokens, one after the other, each at one time and given the clean tokens before it.
+    """Blocks of `size` tokens, one after the other, each given the clean tokens before it and with a clock of its own inside.
 
     Block b of B moves while u goes from `(B-b)/B` to `(B-b-1)/B`. The bound is that of `p(x) = Π_b p(x_b | x_<b)`, so all blocks of
     a text may be evaluated at once, each at a time of its own (`parallel_times`).
     """
 
     size: int
+    inside: Clock = SharedClock()
 
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
             raise ValueError(f"The `size` of blocks is {self.size!r}; it must be an integer of at least 1.")
+        if not isinstance(self.inside, Clock) or self.inside.block_size is not None:
+            raise ValueError(f"The clock inside blocks is {str(self.inside)!r}; it must be a shared one or a ramp.")
+        self.inside.check_length(self.size)
 
     @property
     def block_size(self) -> int:
         return self.size
+
+    @property
+    def draws_order(self) -> bool:
+        return self.inside.draws_order
 
     def token_times(self, u: Tensor, length: int, known: Tensor | None = None, order: Tensor | None = None) -> Dual:
         blocks = length // self.size
@@ -204,9 +214,9 @@ class BlockClock(Clock):
         # A block ends where the next one begins, whatever the rounding of u.
         whole = unclipped.round()
         near = (unclipped - whole).abs() < 4 * blocks * torch.finfo(u.dtype).eps
-        unclipped = torch.where(near, whole, unclipped).repeat_interleave(self.size, -1)
+        unclipped = torch.where(near, whole, unclipped)
         moving = (unclipped > 0) & (unclipped <= 1)
-        return Dual(unclipped.clamp(0, 1), blocks * moving.to(u.dtype))
+        return self._inside(Dual(unclipped.clamp(0, 1), blocks * moving.to(u.dtype)), known, order)
 
     def parallel_times(
         self,
@@ -220,9 +230,15 @@ class BlockClock(Clock):
         shifts = GOLDEN_RATIO * torch.arange(length // self.size, dtype=u.dtype, device=u.device)
         times = (u + shifts) % 1
         times = Dual(times, torch.ones_like(times))
-        if density is not None:
-            times = density(times)
-        return times.map_linear(lambda x: x.repeat_interleave(self.size, -1))
+        return self._inside(times if density is None else density(times), known, order)
+
+    def _inside(self, times: Dual, known: Tensor | None, order: Tensor | None) -> Dual:
+        """Token times `(batch, length)` from those of the blocks, `(batch, blocks)`."""
+        batch, blocks = times.value.shape
+        known, order = (None if x is None else x.reshape(-1, self.size) for x in (known, order))
+        t, rate = self.inside.token_times(times.value.reshape(-1, 1), self.size, known, order)
+        rate = rate * times.rate.reshape(-1, 1)
+        return Dual(t, rate).map_linear(lambda x: x.expand(-1, self.size).reshape(batch, blocks * self.size))
 
     def time_grid(self, num_steps: int, length: int) -> list[float]:
         """The steps are shared out evenly to the blocks, so that none is begun before the one before it is finished."""
@@ -245,7 +261,7 @@ class BlockClock(Clock):
             )
 
     def to_config(self) -> str:
-        return f"blocks:{self.size}"
+        return f"blocks:{self.size}" + ("" if self.inside == SharedClock() else f":{self.inside}")
 
 
 def hold_known(times: Dual, known: Tensor | None) -> Dual:
@@ -314,12 +330,13 @@ def _parse(spec: Any) -> Clock:
         if name in ("ramp", "random"):
             return RampClock(float(number), order="random" if name == "random" else "left_to_right")
         if name == "blocks":
-            return BlockClock(int(number))
+            size, _, inside = number.partition(":")
+            return BlockClock(int(size), _parse(inside) if inside else SharedClock())
     except ValueError as error:
         if "must be" in str(error):
             raise
     raise ValueError(
-        f"The clock is {spec!r}; it must be 'shared', 'ramp:WIDTH', 'random:WIDTH' or 'blocks:SIZE', such as 'ramp:8'."
+        f"The clock is {spec!r}; it must be 'shared', 'ramp:WIDTH', 'random:WIDTH', 'blocks:SIZE' or 'blocks:SIZE:CLOCK', such as 'ramp:8'."
     )
 
 

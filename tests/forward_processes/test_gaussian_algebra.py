@@ -8,12 +8,17 @@ from tiny import DIM, LENGTH, MODELS, make_inputs, make_process
 from torch.distributions import Normal, kl_divergence
 
 from diffusers_text_nfdm.forward_processes import Marginal
+from diffusers_text_nfdm.networks.dual import Dual
 
 
 PROCESSES = {name: make_process(name) for name in MODELS}
+# One time per text, or one per token.
+token_times = st.sampled_from([1, LENGTH]).flatmap(
+    lambda count: st.lists(st.lists(st.floats(0, 1), min_size=count, max_size=count), min_size=1, max_size=6)
+)
 
 
-@given(st.sampled_from(list(MODELS)), st.lists(st.floats(0, 1), min_size=1, max_size=6), st.integers(0, 2))
+@given(st.sampled_from(list(MODELS)), token_times, st.integers(0, 2))
 def test_noise_to_latent_and_back_is_the_identity(name, times, num_leading_axes):
     t = torch.tensor(times, dtype=torch.float64)
     embeddings, context = make_inputs(name, len(t))
@@ -26,7 +31,7 @@ def test_noise_to_latent_and_back_is_the_identity(name, times, num_leading_axes)
     torch.testing.assert_close(marginal.sample(marginal.noise(z)), z, rtol=1e-12, atol=1e-12)
 
 
-@given(st.sampled_from(list(MODELS)), st.lists(st.floats(0, 1), min_size=1, max_size=6))
+@given(st.sampled_from(list(MODELS)), token_times)
 def test_score_is_the_gradient_of_the_log_density(name, times):
     t = torch.tensor(times, dtype=torch.float64)
     embeddings, context = make_inputs(name, len(t))
@@ -58,31 +63,41 @@ def _runge_kutta(slope, offset, noise, mean, variance, step):
     return mean, variance
 
 
+CLOCKS = {
+    "shared": torch.ones(1, dtype=torch.float64),
+    "of the tokens": torch.tensor([1.0, 0.0, 0.5, 0.25, 0.75], dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("name", MODELS)
-def test_ode_and_sde_drifts_carry_the_marginal_to_itself_for_every_volatility(name):
+def test_ode_and_sde_drifts_carry_the_marginal_to_itself_for_every_volatility(name, clock):
     # The drifts are linear in z, so the moments obey ODEs exactly: `dm = offset + slope m`, `dV = 2 slope V + g²`.
     # The step resolves NFDM's fastest time feature, 1000 radians per unit of t.
     num_steps, start, stop = 2000, 0.3, 0.5
-    t = torch.linspace(start, stop, 2 * num_steps + 1, dtype=torch.float64)
+    rates = CLOCKS[clock]
+    t = start + rates * torch.linspace(0, stop - start, 2 * num_steps + 1, dtype=torch.float64)[:, None]
+    times = Dual(t, rates.expand_as(t))
     embeddings, context = (None if x is None else x.expand(len(t), *x.shape[1:]) for x in make_inputs(name, 1))
     process = PROCESSES[name]
     with torch.no_grad():
-        path = process.moving_marginal(embeddings, t, context)
-        own = process.squared_volatility(t, context).expand_as(embeddings)
+        path = process.path(times, context)(embeddings)
+        own = process.squared_volatility(times, context).expand_as(embeddings)
 
     forward, backward = [], []
     z = torch.zeros_like(embeddings)
     for share in (0.0, 0.5, 1.0, 2.0):
         squared = share * own
 
-        def line(drift, squared=squared):
-            offset = drift(z, squared)
-            return drift(z + 1, squared) - offset, offset
+        def line(squared):
+            offset = path.reverse_drift(z, squared)
+            return path.reverse_drift(z + 1, squared) - offset, offset
 
-        slope, offset = line(path.forward_drift)
+        # Forward in time the score has the other sign.
+        slope, offset = line(-squared)
         forward.append((slope, offset, squared))
         # Backward in time the drift changes sign and the noise does not.
-        slope, offset = line(path.reverse_drift)
+        slope, offset = line(squared)
         backward.append((-slope.flip(0), -offset.flip(0), squared.flip(0)))
     torch.testing.assert_close(path.reverse_drift(z, torch.zeros(())), path.ode_drift(z))
 
@@ -95,5 +110,6 @@ def test_ode_and_sde_drifts_carry_the_marginal_to_itself_for_every_volatility(na
         expected = path.mean[last].expand(4, -1, -1), path.std[last].square().expand(4, -1, -1)
         torch.testing.assert_close(torch.from_numpy(mean), expected[0], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(torch.from_numpy(variance), expected[1], rtol=1e-6, atol=1e-6)
-        moved = (path.mean[first] - path.mean[last]).abs().amin(), (path.std[first] - path.std[last]).abs().amin()
-        assert min(moved) > 1e-5  # so that standing still would not pass
+        moving = (rates > 0).expand(LENGTH)
+        for ends in (path.mean[[first, last]], path.std[[first, last]]):
+            assert ends.diff(dim=0)[:, moving].abs().amin() > 1e-5  # so that standing still would not pass

@@ -1,28 +1,21 @@
-"""Categorical prediction and what goes with it: cross-entropy steps, posterior features, neighbours, embeddings to start from."""
+"""Categorical prediction and what goes with it: cross-entropy steps, masked tokens, tokens that move alone."""
 
 import math
 
 import pytest
 import torch
-from tiny import CONTEXT, DIM, LENGTH, MODELS, VOCAB, make_config, randomize
+from tiny import CONTEXT, DIM, LENGTH, MODELS, VOCAB, make_inputs, make_model, relative_error, seeded
 
-from diffusers_text_nfdm.networks.cooccurrence import cooccurrence_embeddings
-from diffusers_text_nfdm.networks.token_layer import RelativePositionBias
+from diffusers_text_nfdm.models.configuration import PREDICTORS
+from diffusers_text_nfdm.models.prediction import moves_alone
 
 
 EVERYTHING = {
     "prediction_type": "categorical",
     "decoder": "gaussian",
     "embedding_sphere": True,
-    "posterior_features": True,
-    "neighbor_mixing": 1,
-    "relative_position_bias": True,
+    "self_conditioning": True,
 }
-
-
-def make_model(name, **options):
-    model_class, _, _ = MODELS[name]
-    return randomize(model_class(make_config(name, **options)).double())
 
 
 @pytest.fixture
@@ -30,16 +23,18 @@ def input_ids():
     return torch.randint(VOCAB, (6, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.parametrize("predictor", PREDICTORS)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_parameter_gets_a_gradient_with_all_options(name, input_ids):
-    model = make_model(name, **EVERYTHING)
+def test_every_parameter_gets_a_gradient_with_all_options(name, predictor, input_ids):
+    model = make_model(name, predictor=predictor, **EVERYTHING)
     model(input_ids, generator=torch.Generator().manual_seed(0)).loss.backward()
     assert [key for key, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
+@pytest.mark.parametrize("predictor, clock", [("bert", "shared"), ("two_stream", "ramp:2"), ("two_stream", "blocks:1")])
 @pytest.mark.parametrize("name", MODELS)
-def test_cross_entropy_trains_the_predictor_alone(name, input_ids):
-    model = make_model(name, **EVERYTHING)
+def test_cross_entropy_trains_the_predictor_alone(name, predictor, clock, input_ids):
+    model = make_model(name, predictor=predictor, clock=clock, **EVERYTHING)
     output = model(input_ids, generator=torch.Generator().manual_seed(0), cross_entropy=True)
     output.loss.backward()
     trained = {key.split(".")[0] for key, parameter in model.named_parameters() if parameter.grad is not None}
@@ -47,19 +42,21 @@ def test_cross_entropy_trains_the_predictor_alone(name, input_ids):
     assert output.bound is None and torch.allclose(output.loss, output.cross_entropy.mean())
 
 
-def test_cross_entropy_is_that_of_the_predicted_tokens(input_ids):
-    model = make_model("diffusion-lm", **EVERYTHING)
+@pytest.mark.parametrize("predictor", PREDICTORS)
+def test_cross_entropy_is_that_of_the_predicted_tokens(predictor, input_ids):
+    model = make_model("diffusion-lm", predictor=predictor, **EVERYTHING)
     draws = model.draw(len(input_ids), torch.Generator().manual_seed(0))
-    t = torch.linspace(0.1, 0.9, len(input_ids), dtype=torch.float64)
+    t = torch.rand(input_ids.shape, dtype=torch.float64)
     output = model(input_ids, t=t, draws=draws, cross_entropy=True)
     z = model.forward_process.marginal(model.embed(input_ids), t).sample(draws.noise)
-    probabilities = torch.softmax(model.predict_logits(z, t), -1)
+    prediction = model.denoise(z, t)
+    probabilities = torch.softmax(prediction.logits, -1)
     expected = [
         -sum(math.log(probabilities[i, j, input_ids[i, j]].item()) for j in range(LENGTH))
         for i in range(len(input_ids))
     ]
     assert torch.allclose(output.cross_entropy, torch.tensor(expected, dtype=torch.float64), rtol=1e-10)
-    assert torch.allclose(model.predict(z, t), probabilities @ model.embedding_table(), rtol=1e-10)
+    assert torch.allclose(prediction.embeddings, probabilities @ model.embedding_table(), rtol=1e-10)
 
 
 def test_cross_entropy_is_refused_for_embedding_prediction(input_ids):
@@ -79,58 +76,111 @@ def test_without_the_network_the_logits_are_the_posterior_by_bayes(name, sphere)
         model.prediction.gate.bias.zero_()
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(3, LENGTH, DIM, generator=generator, dtype=torch.float64)
-    t = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    t = torch.tensor([[0.2, 0.4, 0.6, 0.8, 0.9], [0.5] * 5, [0, 0, 0.7, 1, 1]], dtype=torch.float64)
     context = torch.randn(3, CONTEXT, generator=generator, dtype=torch.float64) if model.context_dim else None
-    alpha, sigma = model.forward_process.linear_base(t, context)
+    alpha, sigma = model.forward_process.alpha_sigma(t, context)
     likelihood = torch.distributions.Normal(
         alpha[..., None] * model.embedding_table(), sigma[..., None].expand(3, -1, -1, 1)
     ).log_prob(z[:, :, None, :])
     expected = torch.softmax(likelihood.sum(-1) + model.token_bias, -1)
-    assert torch.allclose(torch.softmax(model.predict_logits(z, t, context), -1), expected, rtol=1e-8, atol=1e-12)
+    assert torch.allclose(torch.softmax(model.denoise(z, t, context).logits, -1), expected, rtol=1e-8, atol=1e-12)
 
 
-def test_relative_bias_depends_on_the_distance_alone():
-    positions = torch.arange(4)
-    text = RelativePositionBias(max_length=4, num_heads=2)(positions, positions)
-    assert text.shape == (2, 4, 4)
-    for distance in range(-3, 4):
-        diagonal = text.diagonal(distance, -2, -1)
-        assert torch.equal(diagonal, diagonal[:, :1].expand_as(diagonal))
-    assert len(text.detach().unique()) == 2 * 7
+# --- masked tokens ---
 
 
-def test_words_with_the_same_company_start_close_together():
-    generator = torch.Generator().manual_seed(0)
-    # Words 0-3 stand before 8, words 4-7 before 9.
-    first = torch.randint(8, (500, 1), generator=generator)
-    ids = torch.cat([first, 8 + (first >= 4).long(), torch.full((500, 1), 10)], dim=1)
-    table = cooccurrence_embeddings(ids, vocab_size=11, dim=6)
-    assert torch.allclose(table.norm(dim=-1), torch.full((11,), math.sqrt(6)), rtol=1e-5)
-    distances = torch.cdist(table, table)
-    within = torch.stack([distances[i, j] for i in range(4) for j in range(i)])
-    across = distances[:4, 4:8].flatten()
-    assert within.max() < across.min() and within.min() > 0
-    assert torch.equal(table, cooccurrence_embeddings(ids, vocab_size=11, dim=6))
-    assert not torch.equal(table, cooccurrence_embeddings(ids, vocab_size=11, dim=6, seed=1))
+@pytest.mark.parametrize("predictor, clock", [("bert", "shared"), ("bert", "random:2"), ("two_stream", "blocks:1")])
+def test_masked_tokens_have_time_one_and_known_ones_time_zero(predictor, clock, input_ids):
+    model = make_model("mulan", predictor=predictor, clock=clock, **EVERYTHING)
+    draws = model.draw(len(input_ids), seeded(0))
+    masked, known = torch.rand(2, *input_ids.shape, generator=seeded(1)) < 0.4
+    plain = model(input_ids, draws=draws, cross_entropy=True).t.expand(input_ids.shape)
+    output = model(input_ids, draws=draws, cross_entropy=True, masked=masked)
+    assert torch.equal(output.t, plain.masked_fill(masked, 1))
+    # The order of a ramp is that of the unknown tokens.
+    plain = model(input_ids, known, draws=draws, cross_entropy=True).t.expand(input_ids.shape)
+    with_known = model(input_ids, known, draws=draws, cross_entropy=True, masked=masked)
+    assert torch.equal(with_known.t, plain.masked_fill(masked, 1).masked_fill(known, 0))
+    assert torch.equal(with_known.t == 0, known)
 
 
-def test_cooccurrences_work_with_more_dimensions_than_words():
-    ids = torch.tensor([[0, 1, 2], [2, 1, 0]])
-    assert torch.isfinite(cooccurrence_embeddings(ids, vocab_size=3, dim=8)).all()
+def test_masked_tokens_cost_their_cross_entropy_at_time_one(input_ids):
+    model, masked = make_model("nfdm", **EVERYTHING), torch.rand(6, LENGTH, generator=seeded(1)) < 0.4
+    draws = model.draw(len(input_ids), seeded(0))
+    output = model(input_ids, draws=draws, cross_entropy=True, masked=masked)
+    given = model(input_ids, t=output.t, draws=draws, cross_entropy=True)
+    assert torch.equal(output.cross_entropy, given.cross_entropy)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"posterior_features": True}, "`posterior_features` is True with `prediction_type` 'embedding'"),
-        ({"neighbor_mixing": -1}, "`neighbor_mixing` is -1"),
-        ({"neighbor_mixing": True}, "`neighbor_mixing` is True"),
-        (
-            {"self_conditioning": True, "block_size": 1, "prediction_type": "categorical"},
-            "`self_conditioning` is True",
-        ),
-    ],
-)
-def test_options_that_cannot_work_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_config("nfdm", **options)
+@pytest.mark.parametrize("self_conditioning", [False, True])
+@pytest.mark.parametrize("predictor", PREDICTORS)
+@pytest.mark.parametrize("name", ["nfdm", "nfdm-additive", "nfdm-head", "mulan"])
+def test_nothing_is_seen_of_a_masked_token(name, predictor, self_conditioning):
+    """Where z_1 is only noise: of MuLAN, with an end that is far away."""
+    schedule = {"gamma_max": 200.0} if name == "mulan" else {}
+    options = {**EVERYTHING, **schedule, "self_conditioning": self_conditioning}
+    model = make_model(name, predictor=predictor, **options)
+    z, context = make_inputs(name, 3)
+    t = torch.full((3, LENGTH), 0.01 if name == "mulan" else 0.3, dtype=torch.float64)
+    shown = model.denoise(z, t, context).logits
+    t[:, 1] = 1
+    moved = z.clone()
+    moved[:, 1] += 1
+    before, after = (model.denoise(latents, t, context).logits for latents in (z, moved))
+    assert torch.equal(before, after)
+    assert not torch.isclose(before, shown, rtol=1e-3).all(-1).any(0)[1]
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+def test_where_latents_are_only_noise_the_posterior_is_the_prior(predictor):
+    """Computed once for all such tokens; at times just before 1 it is the same."""
+    model = make_model("nfdm", predictor=predictor, **EVERYTHING)
+    z, t = make_inputs("nfdm", 6)[0], torch.rand(6, LENGTH, dtype=torch.float64)
+    terminal = torch.rand(6, LENGTH, generator=seeded(0)) < 0.5
+    terminal[:, :2] = False
+    at, before = (model.denoise(z, t.masked_fill(terminal, end)).logits for end in (1.0, 1.0 - 1e-12))
+    assert relative_error(at, before) < 1e-9
+
+
+# --- tokens that move alone ---
+
+
+def test_a_token_moves_alone_if_all_others_of_its_block_stand_still():
+    t = torch.tensor([[0.0, 0.5, 1.0, 0.0], [0.5, 0.5, 1.0, 0.3], [0.0, 1.0, 0.0, 1.0], [0.9, 0.0, 0.0, 0.1]])
+    yes, no = True, False
+    in_text = [[no, yes, no, no], [no, no, no, no], [no, no, no, no], [no, no, no, no]]
+    in_pairs = [[no, yes, no, no], [no, no, no, yes], [no, no, no, no], [yes, no, no, yes]]
+    single = [[no, yes, no, no], [yes, yes, no, yes], [no, no, no, no], [yes, no, no, yes]]
+    for block_size, expected in ((None, in_text), (4, in_text), (2, in_pairs), (1, single)):
+        assert moves_alone(t, 4, block_size).tolist() == expected
+    assert moves_alone(t[:, :1], 4, None) is None
+    assert moves_alone(t[:, :1], 1, None).tolist() == [[no], [yes], [no], [yes]]
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_token_that_moves_alone_is_seen_in_its_own_posterior_and_nowhere_else(name, predictor):
+    """`p(x_i | z) ∝ p(z_i | x_i) p(x_i | z_j for j ≠ i)`: in the predictor's share of the logits it is noise."""
+    model = make_model(name, predictor=predictor, prediction_type="categorical")
+    z, context = make_inputs(name, 3)
+    t = torch.tensor([0, 1, 0.4, 0, 1], dtype=torch.float64).expand(3, -1)
+    moved = z.clone()
+    moved[:, 2] += 1
+    size = model.config.hidden_size
+    before, after = (model.denoise(latents, t, context).factors[0] for latents in (z, moved))
+    assert torch.equal(before[..., :size], after[..., :size])
+    assert not torch.isclose(before[:, 2, size:], after[:, 2, size:]).any()
+    # With another one in motion it is seen.
+    t = torch.tensor([0, 1, 0.4, 0.4, 1], dtype=torch.float64).expand(3, -1)
+    before, after = (model.denoise(latents, t, context).factors[0] for latents in (z, moved))
+    assert not torch.isclose(before[..., :size], after[..., :size]).all(-1).any()
+
+
+def test_its_time_is_not_seen_either():
+    model = make_model("nfdm", prediction_type="categorical")
+    z, size = make_inputs("nfdm", 3)[0], model.config.hidden_size
+    states = [
+        model.denoise(z, torch.tensor([0, 1, t, 0, 1], dtype=torch.float64).expand(3, -1)).factors[0][..., :size]
+        for t in (0.1, 0.9, 1.0)
+    ]
+    assert torch.equal(states[0], states[1]) and torch.equal(states[0], states[2])

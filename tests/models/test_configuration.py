@@ -13,7 +13,14 @@ BAD = [
     ("diffusion-lm", {"objective": "simple"}, ["`objective`", "'simple'", "'bound'", "'rescaled'"]),
     ("diffusion-lm", {"time_sampler": "loss"}, ["`time_sampler`", "'loss'", "'uniform'", "'buckets'"]),
     ("nfdm", {"time_conditioning": "none"}, ["`time_conditioning`", "'none'", "'adaln'", "'additive'", "'head'"]),
-    ("nfdm", {"objective": "rescaled"}, ["`objective`", "'rescaled'", "allow_rescaled_objective"]),
+    ("nfdm", {"objective": "rescaled"}, ["`objective`", "'rescaled'", "'bound'"]),
+    ("diffusion-lm", {"predictor": "gpt"}, ["`predictor`", "'gpt'", "'bert'", "'two_stream'"]),
+    ("diffusion-lm", {"clock": "sundial"}, ["'sundial'", "'shared'", "'ramp:WIDTH'", "'random:WIDTH'", "'blocks:SIZE'"]),
+    ("diffusion-lm", {"clock": "ramp:-1"}, ["`width`", "-1", "at least 0"]),
+    ("diffusion-lm", {"clock": {"name": "ramp", "width": 1, "offsets": [0, 1]}}, ["`offsets`", "2 numbers", "5 tokens"]),
+    ("diffusion-lm", {"clock": "blocks:1"}, ["'blocks:1'", "`predictor` 'bert'", "'two_stream'"]),
+    ("diffusion-lm", {"checkpoint_format": 1}, ["`checkpoint_format` is 1", "format 2", "Train the model again"]),
+    ("diffusion-lm", {"checkpoint_format": 3}, ["`checkpoint_format` is 3", "up to 2", "Upgrade"]),
     ("nfdm", {"delta": 0.0}, ["`delta`", "0.0"]),
     ("nfdm", {"delta": -0.1}, ["`delta`", "-0.1"]),
     ("nfdm", {"delta": float("nan")}, ["`delta`", "nan"]),
@@ -48,18 +55,26 @@ def test_a_bad_value_is_refused_by_name_and_value(name, options, parts):
         assert part in str(error.value)
 
 
-def test_rescaled_nfdm_is_possible_for_who_insists():
-    assert make_config("nfdm", objective="rescaled", allow_rescaled_objective=True).objective == "rescaled"
+CLOCKS = ["shared", "ramp:2.5", "random:8", "blocks:1", {"name": "ramp", "width": 2, "offsets": [1, 0, 0.5, 0, 1]}]
 
 
+@pytest.mark.parametrize("clock", CLOCKS, ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_config_survives_json(name, tmp_path):
-    config = make_config(name, prediction_type="categorical", embedding_sphere=True, pad_token_id=3)
+def test_config_survives_json(name, clock, tmp_path):
+    config = make_config(
+        name,
+        prediction_type="categorical",
+        embedding_sphere=True,
+        pad_token_id=3,
+        predictor="two_stream",
+        clock=clock,
+    )
     config.save_pretrained(tmp_path)
     loaded = type(config).from_pretrained(tmp_path)
     assert loaded.to_diff_dict() == config.to_diff_dict()
     assert loaded.to_dict() == config.to_dict()
     assert (loaded.vocab_size, loaded.prediction_type, loaded.pad_token_id) == (11, "categorical", 3)
+    assert (loaded.predictor, loaded.clock) == ("two_stream", clock)
 
 
 def millions(module):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tiny import (
     MODELS,
     PREDICTION_TYPES,
     VOCAB,
+    at_rate_one,
     make_config,
     make_ids,
     make_model,
@@ -18,6 +20,7 @@ from tiny import (
 )
 
 from diffusers_text_nfdm.models import TextDiffusionOutput
+from diffusers_text_nfdm.models.configuration import PREDICTORS
 
 
 PER_EXAMPLE = (
@@ -38,6 +41,13 @@ def model(request):
     return make_model(name, prediction_type=prediction_type)
 
 
+def make_like(model, **options):
+    """The same model with another config."""
+    other = type(model)(type(model.config)(**{**model.config.to_dict(), **options})).to(model.dtype).eval()
+    other.load_state_dict(model.state_dict())
+    return other
+
+
 # --- invariance ---
 
 
@@ -51,13 +61,13 @@ def test_terms_of_an_example_do_not_depend_on_its_batch(model):
 
 
 def test_prediction_of_an_example_does_not_depend_on_the_others(model):
-    z, t = torch.randn(3, *model.latent_shape, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    z, t = torch.randn(3, *model.latent_shape, dtype=torch.float64), torch.rand(3, LENGTH, dtype=torch.float64)
     context = None if model.context_dim is None else torch.randn(3, model.context_dim, dtype=torch.float64)
-    before = model.predict(z, t, context)
+    before = model.denoise(z, t, context).embeddings
     z[1:], t[1:] = torch.randn_like(z[1:]), torch.rand_like(t[1:])
     if context is not None:
         context[1:] = torch.randn_like(context[1:])
-    after = model.predict(z, t, context)
+    after = model.denoise(z, t, context).embeddings
     torch.testing.assert_close(after[0], before[0], rtol=1e-12, atol=1e-12)
     assert not torch.allclose(after[1:], before[1:])
 
@@ -81,21 +91,37 @@ def test_the_same_generator_seed_gives_the_same_output_and_another_seed_another(
 def test_draws_slice_into_the_parts_they_were_made_of(model):
     draws = model.draw(5, seeded(0))
     parts = [draws.slice(0, 2), draws.slice(2, 5)]
-    for field in ("uniforms", "noise", "initial_noise", "context_noise"):
-        whole = getattr(draws, field)
-        if whole is None:
-            assert model.context_dim is None and field == "context_noise"
-        else:
-            assert torch.equal(torch.cat([getattr(part, field) for part in parts]), whole)
+    names = {field.name for field in fields(draws)}
+    missing = {name for name in names if getattr(draws, name) is None}
+    assert missing == {"self_conditioned"} | ({"context_noise"} if model.context_dim is None else set())
+    for name in names - missing:
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(draws, name)), name
 
 
 def test_a_given_time_replaces_the_drawn_one_with_weight_one(model):
     ids, draws = make_ids(3), model.draw(3, seeded(1))
     drawn = model(ids, draws=draws)
     given = model(ids, t=drawn.t, draws=draws)
-    _, weight = model.time_sampler(draws.uniforms)
+    weight = model.time_sampler(at_rate_one(draws.uniforms)).rate[:, 0]
     assert torch.equal(given.t, drawn.t) and not torch.equal(weight, torch.ones_like(weight))
     torch.testing.assert_close(given.diffusion * weight, drawn.diffusion, rtol=1e-12, atol=0)
+
+
+def test_one_time_per_text_is_the_same_time_for_each_of_its_tokens(model):
+    ids, draws, t = make_ids(3), model.draw(3, seeded(1)), torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
+    of_texts, of_tokens = model(ids, t=t, draws=draws), model(ids, t=t[:, None].expand(3, LENGTH), draws=draws)
+    assert of_texts.t.shape == (3, 1) and of_tokens.t.shape == (3, LENGTH)
+    for term in ("bound", "diffusion", "rescaled_diffusion"):
+        torch.testing.assert_close(of_tokens[term], of_texts[term], rtol=1e-11, atol=0, msg=term)
+
+
+def test_a_clock_of_forward_is_that_of_a_config(model):
+    ids, draws = make_ids(3), model.draw(3, seeded(1))
+    other = make_like(model, clock="random:2")
+    given = model(ids, clock="random:2", draws=draws)
+    assert torch.equal(given.bound, other(ids, draws=draws).bound)
+    assert torch.equal(other(ids, clock="shared", draws=draws).bound, model(ids, draws=draws).bound)
+    assert given.t.shape == (3, LENGTH) and not torch.equal(given.bound, model(ids, draws=draws).bound)
 
 
 def test_return_dict_false_gives_the_same_values_as_a_tuple(model):
@@ -157,10 +183,11 @@ def test_eager_and_fused_attention_agree(model):
 # --- initialisation ---
 
 
+@pytest.mark.parametrize("predictor", PREDICTORS)
 @pytest.mark.parametrize("kind", PREDICTION_TYPES)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_new_model_starts_where_the_docstrings_say(name, kind):
-    config = make_config(name, prediction_type=kind, vocab_size=2000)
+def test_a_new_model_starts_where_the_docstrings_say(name, kind, predictor):
+    config = make_config(name, prediction_type=kind, predictor=predictor, vocab_size=2000)
     torch.manual_seed(0)
     model = MODELS[name][0](config)
     assert model.embeddings.weight.std().item() == pytest.approx(1, abs=0.05)
@@ -171,11 +198,13 @@ def test_a_new_model_starts_where_the_docstrings_say(name, kind):
     }
     assert not any(p.any() for p in zeros.values())
     assert bool(zeros) == (name in ("nfdm", "nfdm-head") or kind == "categorical")
-    if kind == "categorical":
-        # Rows of length one.
-        assert model.predictor.output.weight.std().item() == pytest.approx(config.hidden_size**-0.5, rel=0.05)
-    else:
-        assert model.predictor.output[2].weight.std().item() == pytest.approx(config.initializer_range, rel=0.3)
+    output = model.predictor.output if kind == "categorical" else model.predictor.output[2]
+    assert output.weight.std().item() == pytest.approx(config.initializer_range, rel=0.3)
+    if predictor == "two_stream":
+        assert not any(layer.attention_output.weight.any() for layer in model.predictor.layers)
+        assert not any(layer.mlp_output.weight.any() for layer in model.predictor.layers)
+        if kind == "categorical":
+            assert model.predictor.token_rows.weight.std().item() == pytest.approx(1, rel=0.05)
 
 
 def test_embeddings_on_the_sphere_have_length_sqrt_dim():
@@ -247,6 +276,35 @@ BAD_INPUTS = {
     "t below": (lambda: {"input_ids": make_ids(2), "t": torch.tensor([-0.5, 1.0])}, ["`t`", "-0.5", "[0, 1]"]),
     "t nan": (lambda: {"input_ids": make_ids(2), "t": torch.tensor([0.5, torch.nan])}, ["`t`", "nan"]),
     "t scalar": (lambda: {"input_ids": make_ids(2), "t": torch.tensor(0.5)}, ["`t`", "()", "(2,)"]),
+    "t of some tokens": (
+        lambda: {"input_ids": make_ids(2), "t": torch.rand(2, LENGTH - 1)},
+        ["`t`", f"(2, {LENGTH - 1})", f"(2, {LENGTH})"],
+    ),
+    "known as numbers": (
+        lambda: {"input_ids": make_ids(2), "known": torch.zeros(2, LENGTH)},
+        ["`known`", "float32", "booleans", f"(2, {LENGTH})"],
+    ),
+    "known of one text": (
+        lambda: {"input_ids": make_ids(2), "known": torch.zeros(LENGTH, dtype=torch.bool)},
+        ["`known`", f"({LENGTH},)", f"(2, {LENGTH})"],
+    ),
+    "known to the end": (
+        lambda: {"input_ids": make_ids(2), "known": torch.arange(2)[:, None].expand(2, LENGTH) > 0},
+        ["`known`", "text 1", "nothing is left"],
+    ),
+    "a clock that there is not": (lambda: {"input_ids": make_ids(2), "clock": "sundial"}, ["'sundial'", "'shared'"]),
+    "blocks for BERT": (
+        lambda: {"input_ids": make_ids(2), "clock": "blocks:1"},
+        ["'blocks:1'", "'bert'", "'two_stream'"],
+    ),
+    "masked tokens of the bound": (
+        lambda: {"input_ids": make_ids(2), "masked": torch.zeros(2, LENGTH, dtype=torch.bool)},
+        ["`masked`", "`cross_entropy`"],
+    ),
+    "a next token from BERT": (
+        lambda: {"input_ids": make_ids(2), "next_token_weight": 0.5},
+        ["`next_token_weight` is 0.5", "'two_stream'", "'categorical'"],
+    ),
     "t of another batch": (lambda: {"input_ids": make_ids(2), "t": torch.rand(3)}, ["`t`", "(3,)", "(2,)"]),
 }
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import MODELS, PREDICTION_TYPES, make_ids, make_model, seeded
+from tiny import MODELS, PREDICTION_TYPES, at_rate_one, make_ids, make_model, seeded
 
 
 ENDS = [0.0, 1e-7, 1e-3, 0.5, 1 - 1e-3, 1 - 1e-7, 1.0]
@@ -39,20 +39,20 @@ def test_latents_times_and_terms_stay_float32(name, precision, kind):
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
         embeddings, draws = model.embed(make_ids(3)), model.draw(3)
         context, _ = model.encode_context(embeddings, draws.context_noise)
-        t, weight = model.time_sampler(draws.uniforms)
-        path = model.forward_process.moving_marginal(embeddings, t, context)
+        times = model.time_sampler(at_rate_one(draws.uniforms))
+        path = model.forward_process.path(times, context)(embeddings)
         z = path.sample(draws.noise)
         tensors = {
             "embeddings": embeddings,
-            "t": t,
-            "weight": weight,
+            "t": times.value,
+            "weight": times.rate,
             "mean": path.mean,
             "std": path.std,
             "mean_rate": path.mean_rate,
             "log_std_rate": path.log_std_rate,
             "z": z,
-            "volatility": model.forward_process.squared_volatility(t, context),
-            "prediction": model.predict(z, t, context),
+            "volatility": model.forward_process.squared_volatility(times, context),
+            "prediction": model.denoise(z, times.value, context).embeddings,
             "logits": model.decode(z, context),
         }
     for key, tensor in tensors.items():

@@ -25,9 +25,10 @@ class GaussianData:
         return self._context.expand(len(z), -1)
 
     def marginal(self, t: float | Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """α, M and S, broadcastable to z."""
-        times = torch.as_tensor(t, dtype=z.dtype).expand(len(z))
-        alpha, sigma = self.process.linear_base(times, self.context(z))
+        """α, M and S, broadcastable to z, at one time or at those of the tokens."""
+        times = torch.as_tensor(t, dtype=z.dtype)
+        times = times.expand(len(z), 1) if times.ndim == 0 else times
+        alpha, sigma = self.process.alpha_sigma(times, self.context(z))
         return alpha, alpha * self.mean, (alpha.square() * self.std**2 + sigma.square()).sqrt()
 
     def predict(self, z: Tensor, t: float | Tensor) -> Tensor:
@@ -39,12 +40,12 @@ class GaussianData:
         (_, mean_t, std_t), (_, mean_s, std_s) = self.marginal(t, z), self.marginal(s, z)
         return mean_s + std_s / std_t * (z - mean_t)
 
-    def run(self, scheduler, z: Tensor, num_steps: int, **options) -> Tensor:
-        scheduler.set_timesteps(num_steps)
-        for t in scheduler.timesteps:
-            z = scheduler.step(
-                self.predict(z, t), t, z, forward_process=self.process, context=self.context(z), **options
-            ).prev_sample
+    def run(self, scheduler, z: Tensor, num_steps: int, clock=None, **options) -> Tensor:
+        scheduler.set_timesteps(num_steps, clock=clock)
+        options.update(forward_process=self.process, context=self.context(z))
+        for u in scheduler.timesteps:
+            prediction = self.predict(z, scheduler.token_times(u, z).value)
+            z = scheduler.step(prediction, u, z, **options).prev_sample
         return z
 
 

@@ -5,6 +5,7 @@ import torch
 from tiny import DIM, LENGTH, MODELS, VARIANCE_PRESERVING, make_inputs, make_process
 
 from diffusers_text_nfdm import MarkovChainScheduler
+from diffusers_text_nfdm.networks.dual import Dual
 from diffusers_text_nfdm.schedulers import TextDiffusionScheduler
 
 
@@ -13,7 +14,7 @@ PROCESSES = {name: make_process(name).requires_grad_(False) for name in MODELS}
 
 
 def at(time, embeddings):
-    return torch.full((len(embeddings),), time, dtype=embeddings.dtype)
+    return torch.full((len(embeddings), 1), time, dtype=embeddings.dtype)
 
 
 def step(rho, name, z, prediction, context, t, s, generator=None):
@@ -83,8 +84,8 @@ def test_samples_have_the_marginal_after_several_steps(name, rho):
 def test_snr_fraction_gives_the_posterior_of_the_textbook(name, t, s, new_noise):
     embeddings, context = make_inputs(name, 2)
     z = torch.randn_like(embeddings)
-    alpha_t, sigma_t = PROCESSES[name].linear_base(at(t, z), context)
-    alpha_s, sigma_s = PROCESSES[name].linear_base(at(s, z), context)
+    alpha_t, sigma_t = PROCESSES[name].alpha_sigma(at(t, z), context)
+    alpha_s, sigma_s = PROCESSES[name].alpha_sigma(at(s, z), context)
     # q(z_s | z_t, x) as in Variational Diffusion Models, appendix A: from α_{t|s} and σ²_{t|s}.
     alpha_ts = alpha_t / alpha_s
     variance_ts = sigma_t**2 - alpha_ts**2 * sigma_s**2
@@ -101,9 +102,9 @@ def test_snr_fraction_gives_the_posterior_of_the_textbook(name, t, s, new_noise)
 
 def test_snr_fraction_draws_nothing_anew_where_the_snr_rises_towards_noise(new_noise):
     class RisingSNR(type(PROCESSES["diffusion-lm"])):
-        def gamma(self, t, context=None):
-            gamma, rate = super().gamma(1 - t, context)
-            return gamma, -rate
+        def gamma(self, times, context=None):
+            rate = None if times.rate is None else -times.rate
+            return super().gamma(Dual(1 - times.value, rate), context)
 
     embeddings, z = torch.randn(2, 2, LENGTH, DIM, dtype=torch.float64)
     scheduler = MarkovChainScheduler("snr")
@@ -142,8 +143,8 @@ def test_without_new_noise_the_step_is_ddim_and_draws_nothing(name):
     result = step(0.0, name, z, embeddings, context, 0.7, 0.4, generator)
     assert torch.equal(generator.get_state(), state) and torch.equal(everyone.get_state(), own)
     # Song et al., Denoising Diffusion Implicit Models, equation 12 with σ = 0.
-    alpha_t, sigma_t = PROCESSES[name].linear_base(at(0.7, z), context)
-    alpha_s, sigma_s = PROCESSES[name].linear_base(at(0.4, z), context)
+    alpha_t, sigma_t = PROCESSES[name].alpha_sigma(at(0.7, z), context)
+    alpha_s, sigma_s = PROCESSES[name].alpha_sigma(at(0.4, z), context)
     direction = (z - alpha_t * embeddings) / sigma_t
     torch.testing.assert_close(result, alpha_s * embeddings + sigma_s * direction, rtol=1e-12, atol=1e-12)
 

@@ -148,22 +148,36 @@ def test_predictor_calls_per_run(name):
         assert not hasattr(scheduler.timesteps, "__len__")
     else:
         assert len(scheduler.timesteps) == (11 if name == "heun" else 6)
-        assert scheduler.timesteps.dtype == torch.float32 and (scheduler.timesteps > 0).all()
+        assert scheduler.timesteps.dtype == torch.float64 and (scheduler.timesteps > 0).all()
 
 
 @pytest.mark.parametrize("scheduler_class", [MarkovChainScheduler, ReverseSDEScheduler, ReverseODEScheduler])
-def test_uniform_grid_is_equally_spaced_from_the_start_time(scheduler_class):
-    scheduler = scheduler_class()
+def test_uniform_grid_is_equally_spaced_and_tokens_wait_at_the_start_time(scheduler_class):
+    scheduler, z = scheduler_class(), torch.randn(2, LENGTH, DIM, dtype=torch.float64)
     scheduler.set_timesteps(5)
+    expected = torch.tensor([1, 0.8, 0.6, 0.4, 0.2], dtype=torch.float64)
+    torch.testing.assert_close(scheduler.timesteps, expected)
     start = 1.0 if scheduler_class is MarkovChainScheduler else 0.999
-    torch.testing.assert_close(scheduler.timesteps, start * torch.tensor([1, 0.8, 0.6, 0.4, 0.2]))
-    assert scheduler.timesteps[0] == torch.tensor(start)
+    times = torch.cat([scheduler.token_times(u, z).value for u in scheduler.timesteps], dim=1)
+    torch.testing.assert_close(times, expected.clamp_max(start).expand(2, -1))
+    assert scheduler.timesteps[0] == 1 and (times[:, 0] == start).all()
+
+
+@pytest.mark.parametrize("scheduler_class", [ReverseSDEScheduler, ReverseODEScheduler])
+def test_a_token_that_has_not_started_has_no_rate(scheduler_class):
+    scheduler, z = scheduler_class(start_time=0.8), torch.randn(2, LENGTH, DIM)
+    scheduler.set_timesteps(10)
+    for u, t, rate in ((1.0, 0.8, 0.0), (0.9, 0.8, 0.0), (0.7, 0.7, 1.0), (0.0, 0.0, 1.0)):
+        times = scheduler.token_times(u, z)
+        torch.testing.assert_close(times.value, torch.full((2, 1), t))
+        assert (times.rate == rate).all()
 
 
 def test_heun_asks_at_both_ends_of_each_step_but_the_last():
     scheduler = ReverseODEScheduler("heun", start_time=1.0)
     scheduler.set_timesteps(4)
-    torch.testing.assert_close(scheduler.timesteps, torch.tensor([1, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25]))
+    expected = torch.tensor([1, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25], dtype=torch.float64)
+    torch.testing.assert_close(scheduler.timesteps, expected)
 
 
 @pytest.mark.parametrize("scheduler_class, start", [(MarkovChainScheduler, 1.0), (ReverseSDEScheduler, 0.9)])
@@ -172,29 +186,37 @@ def test_learned_grid_has_equal_mass_between_neighbours(scheduler_class, start):
     with torch.no_grad():
         sampler.log_terms.copy_(2 * torch.randn(7))
     options = {} if start == 1.0 else {"start_time": start}
-    scheduler = scheduler_class(time_grid="learned", **options)
+    scheduler, z = scheduler_class(time_grid="learned", **options), torch.zeros(1, LENGTH, DIM, dtype=torch.float64)
     scheduler.set_timesteps(10, time_sampler=sampler)
-    grid = torch.tensor(scheduler._grid, dtype=torch.float64) / start
+    grid = torch.cat([scheduler.token_times(u, z).value[0] for u in scheduler._grid])
+    assert grid[0] == start and grid[-1] == 0
+    # Tokens that would be beyond the start time wait there.
+    started = grid < start if start < 1 else grid <= start
+    assert started.sum() > 5 and (grid[~started] == start).all()
+    grid, expected = grid[started], torch.linspace(1, 0, 11, dtype=torch.float64)[started]
     edges = torch.cat([torch.zeros(1, dtype=torch.float64), sampler.probabilities().cumsum(0)])
     cell = (grid * 7).long().clamp_max(6)
     cumulative = edges[cell] + (grid * 7 - cell) * (edges[cell + 1] - edges[cell])
-    torch.testing.assert_close(cumulative, torch.linspace(1, 0, 11, dtype=torch.float64), rtol=1e-6, atol=1e-9)
-    assert grid[0] == 1 and grid[-1] == 0 and (grid.diff() < 0).all() and grid.diff().std() > 0.01
-    torch.testing.assert_close(scheduler.timesteps, (start * grid[:-1]).float())
+    torch.testing.assert_close(cumulative, expected, rtol=1e-6, atol=1e-9)
+    assert (grid.diff() < 0).all() and grid.diff().std() > 0.01
 
 
 def test_learned_grid_of_a_bfloat16_model_is_decreasing():
     model = make_model("nfdm", torch.bfloat16)
-    scheduler = MarkovChainScheduler(time_grid="learned")
+    scheduler, z = MarkovChainScheduler(time_grid="learned"), torch.zeros(1, LENGTH, DIM)
     scheduler.set_timesteps(2000, time_sampler=model.time_sampler)
-    assert (scheduler.timesteps.diff() < 0).all()
+    times = torch.cat([scheduler.token_times(u, z).value[0] for u in scheduler.timesteps])
+    assert times.dtype == torch.float32 and (times.diff() < 0).all()
 
 
 @pytest.mark.parametrize("given", [[1.0, 0.5, 0.1], (0.3,), torch.tensor([0.75, 0.25])])
 def test_given_times_are_taken_as_they_are(given):
     scheduler = MarkovChainScheduler(time_grid="learned")
     scheduler.set_timesteps(timesteps=given)
-    torch.testing.assert_close(scheduler.timesteps, torch.as_tensor(given))
+    given = torch.as_tensor(given).double()
+    torch.testing.assert_close(scheduler.timesteps, given)
+    times = [scheduler.token_times(u, torch.zeros(1, LENGTH, DIM)).value.item() for u in scheduler.timesteps]
+    torch.testing.assert_close(torch.tensor(times), given.float())
     assert scheduler._grid[-1] == 0 and scheduler.num_inference_steps == len(given)
 
 

@@ -91,8 +91,8 @@ class NFDMProcess(ForwardProcess):
             return MovingMarginal(
                 mean=mean,
                 std=std,
-                mean_rate=bump_rate * m + bump * m_rate - rate * embeddings,
-                log_std_rate=bump_rate * s + bump * s_rate - rate * self.log_delta,
+                mean_rate=torch.addcmul(torch.addcmul(bump_rate * m, bump, m_rate), rate, embeddings, value=-1),
+                log_std_rate=torch.addcmul(bump_rate * s - rate * self.log_delta, bump, s_rate),
             )
 
         return moving_marginal
@@ -121,4 +121,4 @@ class NFDMProcess(ForwardProcess):
     def _mean_and_std(self, embeddings: Tensor, t: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         t = t[..., None]
         bump = t * (1 - t)
-        return (1 - t) * embeddings + bump * m, torch.exp((1 - t) * self.log_delta + bump * s)
+        return torch.addcmul((1 - t) * embeddings, bump, m), torch.exp((1 - t) * self.log_delta + bump * s)

@@ -18,7 +18,6 @@ from ..forward_processes import ForwardProcess
 from ..networks.bert_predictor import BertPredictor
 from ..networks.context_encoder import ContextEncoder
 from ..networks.dual import Dual
-from ..networks.token_layer import TokenLayer
 from ..networks.transformer import Modulation
 from ..networks.two_stream_predictor import TwoStreamPredictor
 from ..time_samplers import BucketTimeSampler, UniformTimeSampler, stratify
@@ -80,15 +79,14 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
                     init.zeros_(child.linear.weight)
                 elif isinstance(child, CategoricalPrediction):
                     init.zeros_(child.gate.weight)
+                elif isinstance(child, TwoStreamPredictor):
+                    child.init_weights()
         elif module is self.embeddings:
             init.normal_(module.weight)
         elif self.config.prediction_type == "categorical" and module in self.zero_initialized():
             # The posterior inside the logits is exact at the start.
             init.zeros_(module.weight)
             init.zeros_(module.bias)
-        elif isinstance(module, TokenLayer):
-            # Attention must tell tokens apart from the first step on.
-            init.normal_(module.weight, std=module.in_features**-0.5)
         elif isinstance(module, BucketTimeSampler):
             init.zeros_(module.log_terms)
 
@@ -123,11 +121,6 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
     def set_embeddings(self, embeddings: Tensor) -> None:
         """Start the token embeddings at the given ones, `(vocab, dim)`."""
         self.embeddings.weight.copy_(embeddings)
-
-    @torch.no_grad()
-    def set_token_rows(self, rows: Tensor) -> None:
-        """Start the rows by which categorical prediction reads and writes tokens at these directions."""
-        self.predictor.output.weight.copy_(nn.functional.normalize(rows, dim=-1))
 
     def embedding_table(self) -> Tensor:
         """`Emb` of shape `(vocab, dim)`, on its sphere if the config says so."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..networks.dual import Dual
 from ..networks.time_embedding import fourier_features
-from ..networks.token_layer import TokenLayer
 
 
 if TYPE_CHECKING:
@@ -176,7 +175,9 @@ class CategoricalPrediction(nn.Module):
         if alone is not None:
             shown_t = torch.where(alone, 1, t)
             shown, alpha = (x.masked_fill(alone[..., None], 0) for x in (evidence, alpha))
-        tokens = mean_token_rows(shown, evidence_weight, bias, output) if predictor.reads_tokens else None
+        tokens = None
+        if predictor.reads_tokens:
+            tokens = mean_token_rows(shown, evidence_weight, bias, predictor.token_rows.weight)
         latents = self.linear_estimate(z, (alpha, sigma))
         states = predictor(latents, shown_t, context, tokens, self_condition, clean).to(z.dtype)
         weight = torch.cat([output.weight.to(z.dtype), evidence_weight], dim=-1)
@@ -184,24 +185,23 @@ class CategoricalPrediction(nn.Module):
         return Prediction(factors=factors, table=table)
 
 
-def mean_token_rows(evidence: Tensor, evidence_weight: Tensor, bias: Tensor, output: TokenLayer) -> Tensor:
+def mean_token_rows(evidence: Tensor, evidence_weight: Tensor, bias: Tensor, rows: Tensor) -> Tensor:
     """What the predictor reads of `p(x_i | z_i) = softmax(evidence weightᵀ + b)`: the mean of the token rows under it.
 
     No gradient goes through the posterior.
     """
-    dtype = output.weight.dtype
+    dtype = rows.dtype
     with torch.no_grad(), full_precision(evidence):
         prior = torch.softmax(bias, -1)
         # Where z is only noise the posterior is the prior, once for all. An accelerator would have to wait for the count.
-        certain = evidence.device.type == "cpu"
-        rows = (
-            evidence.any(-1) if certain else torch.ones(evidence.shape[:-1], dtype=torch.bool, device=evidence.device)
+        some = (
+            evidence.any(-1) if evidence.device.type == "cpu" else torch.ones_like(evidence[..., 0], dtype=torch.bool)
         )
-        posterior = torch.softmax(evidence[rows] @ evidence_weight.T + bias, -1)
-    features = output.read(posterior.to(dtype))
-    if len(features) == rows.numel():
-        return features.view(*rows.shape, -1)
-    return output.read(prior.to(dtype)).expand(*rows.shape, -1).index_put((rows,), features)
+        posterior = torch.softmax(evidence[some] @ evidence_weight.T + bias, -1)
+    means = posterior.to(dtype) @ rows
+    if len(means) == some.numel():
+        return means.view(*some.shape, -1)
+    return (prior.to(dtype) @ rows).expand(*some.shape, -1).index_put((some,), means.to(dtype))
 
 
 def moves_alone(t: Tensor, length: int, block_size: int | None) -> Tensor | None:

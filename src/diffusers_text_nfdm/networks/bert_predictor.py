@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers.models.bert.modeling_bert import BertEncoder
 
 from .dual import Dual
+from .predictor_parts import output_layer, self_condition_input, tanh_mlp
 from .time_embedding import TimeEmbedding
-from .token_layer import output_layer, self_condition_input, tanh_mlp
 
 
 if TYPE_CHECKING:

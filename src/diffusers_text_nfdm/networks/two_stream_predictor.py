@@ -11,20 +11,29 @@ sampling the keys and values of what is written are kept. Where the whole text i
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .dual import Dual
+from .predictor_parts import output_layer, self_condition_input, tanh_mlp
 from .time_embedding import TimeEmbedding
-from .token_layer import output_layer, self_condition_input, tanh_mlp
 
 
 if TYPE_CHECKING:
     from ..models.configuration import TextDiffusionConfig
+
+
+# The slowest rotation turns once in about six hundred positions.
+ROTARY_BASE = 100.0
+# Attention scores are this number, learned per head, times the cosine of query and key.
+FIRST_SHARPNESS = 4.0
 
 
 def sees_clean(queries: Tensor, keys: Tensor, block_size: int | None) -> Tensor:
@@ -57,51 +66,60 @@ class CleanTokens(NamedTuple):
         return self.keys_values[0][0].shape[-2]
 
 
-class RelativePositionBias(nn.Module):
-    """One number per head and distance, added to the attention scores."""
+class Rotation(NamedTuple):
+    """Cosines and sines, `(tokens, head_dim / 2)`, by which queries or keys are turned."""
 
-    def __init__(self, max_length: int, num_heads: int):
-        super().__init__()
-        self.max_length = max_length
-        self.distances = nn.Embedding(2 * max_length - 1, num_heads)
+    cos: Tensor
+    sin: Tensor
 
-    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """`(heads, queries, keys)` for tokens at these positions."""
-        return self.distances(queries[:, None] - keys + self.max_length - 1).permute(2, 0, 1)
+    @classmethod
+    def at(cls, positions: Tensor, head_dim: int) -> Rotation:
+        """Rotary positions (Su et al. 2021): scores depend on the distance between two tokens."""
+        frequencies = ROTARY_BASE ** (-torch.arange(0, head_dim, 2, device=positions.device) / head_dim)
+        angles = positions[:, None] * frequencies
+        return cls(angles.cos(), angles.sin())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
 class PredictorLayer(GradientCheckpointingLayer):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`; the two branches start at zero."""
 
     def __init__(self, config: TextDiffusionConfig):
         super().__init__()
         size = config.hidden_size
         self.num_heads = config.num_attention_heads
-        self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.query_key_value = nn.Linear(size, 3 * size)
-        self.attention_output = nn.Linear(size, size)
-        self.mlp_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.mlp_input = nn.Linear(size, config.intermediate_size)
+        self.attention_norm = nn.RMSNorm(size, eps=1e-6)
+        self.query_key_value = nn.Linear(size, 3 * size, bias=False)
+        self.log_sharpness = nn.Parameter(torch.full((self.num_heads, 1, 1), math.log(FIRST_SHARPNESS)))
+        self.attention_output = nn.Linear(size, size, bias=False)
+        self.mlp_norm = nn.RMSNorm(size, eps=1e-6)
+        self.mlp_input = nn.Linear(size, config.intermediate_size, bias=False)
         self.activation = ACT2FN[config.hidden_act]
-        self.mlp_output = nn.Linear(config.intermediate_size, size)
+        self.mlp_output = nn.Linear(config.intermediate_size, size, bias=False)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.attention_dropout = config.attention_probs_dropout_prob
 
     def forward(
-        self, x: Tensor, bias: Tensor, clean: tuple[Tensor, Tensor] | None
+        self, x: Tensor, seen: Tensor, query_place: Rotation, key_place: Rotation, clean: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The new states, and the keys and values of these tokens.
 
-        `clean` are keys and values of clean tokens, which come before those of x in `bias`, `(heads, x, clean + x)`.
+        `clean` are keys and values of clean tokens, which come before those of x in `seen`, `(x, clean + x)`.
         """
         query, key, value = (
             self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         )
+        query = query_place(F.normalize(query, dim=-1)) * self.log_sharpness.exp().to(query.dtype)
+        key = key_place(F.normalize(key, dim=-1))
         keys, values = (
             (key, value) if clean is None else (torch.cat(pair, dim=-2) for pair in zip(clean, (key, value)))
         )
         dropout = self.attention_dropout if self.training else 0.0
-        attended = nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias, dropout_p=dropout)
+        attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=seen, dropout_p=dropout, scale=1.0)
         x = x + self.dropout(self.attention_output(attended.transpose(1, 2).flatten(2)))
         x = x + self.dropout(self.mlp_output(self.activation(self.mlp_input(self.mlp_norm(x)))))
         return x, (key, value)
@@ -110,8 +128,9 @@ class PredictorLayer(GradientCheckpointingLayer):
 class TwoStreamPredictor(nn.Module):
     """`net(z, t, c)` of noisy tokens, given clean ones before them.
 
-    The input of a token is its latent, its time, its place and, with categorical prediction, the mean of the token rows under
-    the posterior of its own latent; for a clean token that is its row.
+    The input of a token is its time and its latent. With categorical prediction the latent is read as the mean of token rows
+    under the posterior that it gives of its token; a clean token is read as its row. A noisy token attends from the place
+    before its own, as the clean stream does for the same prediction.
     """
 
     def __init__(self, config: TextDiffusionConfig, context_dim: int | None = None):
@@ -119,16 +138,29 @@ class TwoStreamPredictor(nn.Module):
         size = config.hidden_size
         self.config = config
         self.reads_tokens = config.prediction_type == "categorical"
-        self.input = tanh_mlp(config.embedding_dim, size, size)
-        self.positions = nn.Embedding(config.max_length, size)
-        self.relative_positions = RelativePositionBias(config.max_length, config.num_attention_heads)
+        self.head_dim = size // config.num_attention_heads
+        if self.reads_tokens:
+            self.token_rows = nn.Embedding(config.vocab_size, size)
+        else:
+            self.input = tanh_mlp(config.embedding_dim, size, size)
         self.time_embedding = TimeEmbedding(size, size)
         self.self_condition = self_condition_input(config)
         self.context = None if context_dim is None else nn.Linear(context_dim, size)
         self.layers = nn.ModuleList(PredictorLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.norm = nn.RMSNorm(size, eps=1e-6)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.output = output_layer(config)
+
+    def init_weights(self) -> None:
+        """Branches that say nothing yet, attention that is neither flat nor sharp, token rows of size one."""
+        for layer in self.layers:
+            init.constant_(layer.log_sharpness, math.log(FIRST_SHARPNESS))
+            for linear in (layer.query_key_value, layer.mlp_input):
+                init.normal_(linear.weight, std=0.85 * linear.in_features**-0.5)
+            for linear in (layer.attention_output, layer.mlp_output):
+                init.zeros_(linear.weight)
+        if self.reads_tokens:
+            init.normal_(self.token_rows.weight)
 
     def forward(
         self,
@@ -145,28 +177,23 @@ class TwoStreamPredictor(nn.Module):
             z: latents, `(batch, seq, embedding_dim)`.
             t: their times, `(batch, seq or 1)`.
             context: MuLAN's c, `(batch, context_dim)`.
-            tokens: mean token rows, `(batch, seq, hidden_size)`, with categorical prediction.
+            tokens: mean token rows, `(batch, seq, hidden_size)`, which are read instead of z with categorical prediction.
             self_condition: an Ê made before, of the shape of `z`, for self-conditioning.
             clean: what is seen of clean tokens, where the text is in blocks.
         """
-        length = self.config.max_length
-        first, block_size = (0, length) if clean is None else (clean.first, clean.block_size)
+        first, block_size = (0, self.config.max_length) if clean is None else (clean.first, clean.block_size)
         noisy = torch.arange(first, first + z.shape[1], device=z.device)
-        x = self._input(z, t, tokens, noisy)
+        x = self._input(z, t, tokens)
         if self.self_condition is not None:
             x = x + self.self_condition(self_condition.to(x.dtype))
         if self.context is not None:
             x = x + self.context(context.to(x.dtype))[:, None]
-        keys, seen = noisy, sees_noisy(noisy, noisy, block_size)
+        seen = sees_noisy(noisy, noisy, block_size)
         if clean is not None:
             before = torch.arange(clean.length, device=z.device)
-            keys = torch.cat([before, keys])
             seen = torch.cat([sees_clean(noisy, before, block_size), seen], dim=1)
-        bias = self._attention_bias(noisy, keys, seen, x)
-        x = self.dropout(x)
-        for index, layer in enumerate(self.layers):
-            x, _ = layer(x, bias, None if clean is None else clean.keys_values[index])
-        return self.norm(x)
+        x, _ = self._layers(x, seen, noisy - 1, noisy, clean)
+        return x
 
     def read_clean(
         self, ids: Tensor, embeddings: Tensor, block_size: int, before: CleanTokens | None = None
@@ -179,28 +206,34 @@ class TwoStreamPredictor(nn.Module):
         """
         start = 0 if before is None else before.length
         positions = torch.arange(start, start + ids.shape[1], device=ids.device)
-        tokens = self.output.read_ids(ids) if self.reads_tokens else None
-        x = self._input(embeddings, embeddings.new_zeros(1, 1), tokens, positions)
+        tokens = self.token_rows(ids) if self.reads_tokens else None
+        x = self._input(embeddings, embeddings.new_zeros(1, 1), tokens)
         keys = torch.arange(start + ids.shape[1], device=ids.device)
-        bias = self._attention_bias(positions, keys, sees_clean(positions, keys, None), x)
-        x, keys_values = self.dropout(x), []
-        for index, layer in enumerate(self.layers):
-            past = None if before is None else before.keys_values[index]
-            x, new = layer(x, bias, past)
-            keys_values.append(new if past is None else tuple(torch.cat(pair, dim=-2) for pair in zip(past, new)))
-        return self.norm(x), CleanTokens(tuple(keys_values), block_size)
+        x, new = self._layers(x, sees_clean(positions, keys, None), positions, positions, before)
+        if before is not None:
+            new = tuple(
+                tuple(torch.cat(pair, dim=-2) for pair in zip(past, recent))
+                for past, recent in zip(before.keys_values, new)
+            )
+        return x, CleanTokens(new, block_size)
 
-    def _input(self, latents: Tensor, t: Tensor, tokens: Tensor | None, positions: Tensor) -> Tensor:
-        x = self.input(latents.to(self.positions.weight.dtype)) + self.positions(positions)
-        x = x + self.time_embedding(Dual(t)).value
-        return x if tokens is None else x + tokens
+    def _input(self, latents: Tensor, t: Tensor, tokens: Tensor | None) -> Tensor:
+        time = self.time_embedding(Dual(t)).value
+        return time + (self.input(latents.to(time.dtype)) if tokens is None else tokens)
 
-    def _attention_bias(self, queries: Tensor, keys: Tensor, seen: Tensor, x: Tensor) -> Tensor:
-        """What is added to the attention scores, `(heads, queries, keys)`: the bias of distances, and -∞ for what is not seen."""
+    def _layers(
+        self, x: Tensor, seen: Tensor, query_positions: Tensor, key_positions: Tensor, clean: CleanTokens | None
+    ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
+        """The last states, and the keys and values of every layer."""
         if self.config._attn_implementation not in (None, "sdpa"):
             raise ValueError(
-                "The two-stream predictor needs attention 'sdpa', which adds a bias to the scores; it is "
+                "The two-stream predictor needs attention 'sdpa', which takes a mask; it is "
                 f"{self.config._attn_implementation!r}."
             )
-        bias = self.relative_positions(queries, keys).to(x.dtype)
-        return bias.masked_fill(~seen, torch.finfo(x.dtype).min)
+        places = (Rotation.at(positions, self.head_dim) for positions in (query_positions, key_positions))
+        places = tuple(places)
+        x, keys_values = self.dropout(x), []
+        for index, layer in enumerate(self.layers):
+            x, new = layer(x, seen, *places, None if clean is None else clean.keys_values[index])
+            keys_values.append(new)
+        return self.norm(x), tuple(keys_values)

@@ -83,8 +83,9 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
             clock: the clock of the batch; by default all tokens have the time u.
         """
         self._grid = self._time_grid(num_inference_steps, timesteps, clock)
-        self._time_sampler = time_sampler if self.config.time_grid == "learned" else None
-        if self.config.time_grid == "learned" and time_sampler is None:
+        learned = self.config.time_grid == "learned" and timesteps is None
+        self._time_sampler = time_sampler if learned else None
+        if learned and time_sampler is None:
             raise ValueError("`time_grid` is 'learned', which needs the model's `time_sampler` in `set_timesteps`.")
         self._clock = clock
         self.num_inference_steps = len(self._grid) - 1
@@ -101,6 +102,14 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
             grid = [float(time) for time in timesteps] + [0.0]
             if len(grid) == 1 or not 1 >= grid[0] or any(not a > b for a, b in zip(grid, grid[1:])):
                 raise ValueError(f"`timesteps` is {list(timesteps)}; it must be decreasing times in (0, 1].")
+            if clock is not None and clock.block_size is not None:
+                blocks = clock.length // clock.block_size
+                ends = [block / blocks for block in range(1, blocks) if block / blocks < grid[0]]
+                if not all(any(abs(time - end) < 1e-6 for time in grid) for end in ends):
+                    raise ValueError(
+                        f"`timesteps` is {list(timesteps)}; along the clock {str(clock.clock)!r} a step ends where a block does: "
+                        f"they must hold all of {', '.join(f'{end:.4g}' for end in reversed(ends))}."
+                    )
             return grid
         if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps <= 0:
             raise ValueError(f"`num_inference_steps` is {num_steps!r}; it must be an integer above 0.")

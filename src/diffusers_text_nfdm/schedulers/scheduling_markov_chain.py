@@ -78,8 +78,8 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         u, next_u = self._interval(timestep)
         t, s = self.token_times(u, sample).value, self.token_times(next_u, sample).value
         prediction = self._estimate(model_output, generator)
-        final = forward_process.initial_marginal(prediction, context).mean
         if next_u == 0:
+            final = forward_process.initial_marginal(prediction, context).mean
             return self._output(final, sample, t, s, return_dict)
         block_size = self._block_size
         rho = self.config.noise_fraction
@@ -97,6 +97,7 @@ class MarkovChainScheduler(TextDiffusionScheduler):
             noise = self._noise(sample, generator)
         moved = forward_process.marginal(prediction, s, context, block_size).sample(noise)
         if s.shape[1] > 1:
+            final = forward_process.initial_marginal(prediction, context).mean
             moved = torch.where((s > 0)[..., None], moved, final)
         return self._output(moved, sample, t, s, return_dict)
 

@@ -90,9 +90,12 @@ class ReverseODEScheduler(TextDiffusionScheduler):
     def tableau(self) -> Tableau:
         return TABLEAUS[self.config.method]
 
-    def _tableau_of_step(self, s: float) -> Tableau:
-        # At t = 0 the drift may be stiff (std is small there), so the last step is Euler's. One such step leaves Heun at order 2.
-        return TABLEAUS["euler"] if s == 0 else self.tableau
+    def _tableau_of_step(self, u: float, next_u: float) -> Tableau:
+        # At t = 0 the drift may be stiff (std is small there), so the last step, of a text or of a block, is Euler's. One such step
+        # leaves Heun at order 2.
+        in_blocks = self._block_size is not None
+        last = next_u == 0 or (in_blocks and self._clock.window(u) != self._clock.window(next_u))
+        return TABLEAUS["euler"] if last else self.tableau
 
     def set_timesteps(
         self,
@@ -114,7 +117,8 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         if adaptive:
             self.timesteps = _AdaptiveTimes(self)
         else:
-            stages = [t - c * (t - s) for t, s in zip(self._grid, self._grid[1:]) for c in self._tableau_of_step(s).c]
+            steps = zip(self._grid, self._grid[1:])
+            stages = [u - c * (u - next_u) for u, next_u in steps for c in self._tableau_of_step(u, next_u).c]
             self.timesteps = self._as_timesteps(stages, device)
 
     def step(
@@ -140,7 +144,7 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         if not self._slopes:
             self._u, self._next_u = self._interval(timestep)
             self._origin = sample
-        h, tableau = self._u - self._next_u, self._tableau_of_step(self._next_u)
+        h, tableau = self._u - self._next_u, self._tableau_of_step(self._u, self._next_u)
         t, s = self.token_times(self._u, sample).value, self.token_times(self._next_u, sample).value
         # Within a step the token times are on a straight line, so that every token arrives where its clock says.
         times = Dual(t - tableau.c[len(self._slopes)] * (t - s), (t - s) / h)
@@ -164,12 +168,14 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         tableau = self.tableau
         if self._state is None:
             u = sample.new_full((len(sample),), self._grid[0])
-            self._state = _AdaptiveState(u=u, h=torch.full_like(u, self._grid[0] - self._grid[1]), origin=sample)
+            h = self._limit(u, torch.full_like(u, self._grid[0] - self._grid[1]), sample)
+            self._state = _AdaptiveState(u=u, h=h, origin=sample)
         state = self._state
         stage = len(state.slopes)
         times = self.token_times(state.u - tableau.c[stage] * state.h, sample)
         path = forward_process.path(times, context, self._block_size)(prediction)
-        state.slopes.append(path.ode_drift(sample))
+        # The marginal of a token that stands still may move with the others; the token does not.
+        state.slopes.append(torch.where((times.rate > 0)[..., None], path.ode_drift(sample), 0))
         h = state.h[:, None, None]
         if stage + 1 < len(tableau.c):
             return self._advance(state.origin, h, state.slopes, tableau.a[stage + 1])
@@ -191,9 +197,21 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         state.h = torch.where(
             finished, torch.zeros_like(state.h), torch.minimum((state.h * factor).clamp_min(1e-4), state.u)
         )
+        state.h = self._limit(state.u, state.h, sample)
         state.slopes = [first]
         # The first stage of the next step is known: ask for its second.
         return self._advance(state.origin, state.h[:, None, None], state.slopes, tableau.a[1])
+
+    def _limit(self, u: Tensor, h: Tensor, sample: Tensor) -> Tensor:
+        """Steps in which no token goes more than half of its way: between the stages of a longer one it could pass unseen."""
+        if self._clock is None or self.token_times(u, sample).value.shape[1] == 1:
+            return h
+        while True:
+            ways = self.token_times(u, sample).value - self.token_times(u - h, sample).value
+            too_long = ways.amax(-1) > 0.5
+            if not too_long.any():
+                return h
+            h = torch.where(too_long, h / 2, h)
 
     def _next_adaptive_time(self) -> Tensor | None:
         if self._state is None:

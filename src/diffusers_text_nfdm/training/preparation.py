@@ -142,13 +142,8 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
             model.set_token_frequencies(_token_counts(ids, len(tokenizer)))
         if arguments.cooccurrence_embeddings:
             some = ids[: min(len(ids), COOCCURRENCE_TEXTS)]["input_ids"]
-
-            def table(dim: int) -> torch.Tensor:
-                return cooccurrence_embeddings(some, len(tokenizer), dim, seed=arguments.seed)
-
-            model.set_embeddings(table(model.get_input_embeddings().embedding_dim))
-            if getattr(config, "prediction_type", None) == "categorical":
-                model.set_token_rows(table(config.hidden_size))
+            dim = model.get_input_embeddings().embedding_dim
+            model.set_embeddings(cooccurrence_embeddings(some, len(tokenizer), dim, seed=arguments.seed))
         # An untrained categorical model knows the frequencies, and most of its bound is already where it will be learned.
         if getattr(config, "prediction_type", None) == "categorical" and config.time_sampler == "buckets":
             _start_time_sampler(model, ids)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from tiny import relative_error
 
-from diffusers_text_nfdm import linear_cross_entropy as module
+from diffusers_text_nfdm.networks import linear_cross_entropy as module
 from diffusers_text_nfdm.networks.linear_cross_entropy import linear_cross_entropy
 
 

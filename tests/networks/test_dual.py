@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import randomize, relative_error
+from tiny import at_rate_one, randomize, relative_error
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -13,6 +13,7 @@ from diffusers_text_nfdm.networks.time_embedding import TimeEmbedding, fourier_f
 from diffusers_text_nfdm.networks.transformer import TIME_CONDITIONINGS, Transformer, modulate
 
 
+LENGTH = 6
 LINEAR = randomize(nn.Linear(6, 6).double())
 NORM = randomize(nn.LayerNorm(6).double())
 BARE_NORM = nn.LayerNorm(6, elementwise_affine=False).double()
@@ -92,18 +93,19 @@ def test_gradients_of_value_and_rate_equal_finite_differences(name):
 
 
 def test_fourier_features_are_cosines_and_sines_of_a_thousand_t_and_their_rate_is_the_derivative():
-    t = torch.tensor([0.0, 0.123, 1.0], dtype=torch.float64)
-    value, rate = torch.func.jvp(lambda t: fourier_features(t, 8).value, (t,), (torch.ones_like(t),))
-    actual = fourier_features(t, 8, with_rate=True)
+    t = torch.tensor([[0.0, 0.123, 1.0]], dtype=torch.float64)
+    rates = torch.tensor([[1.0, 0.0, 2.5]], dtype=torch.float64)
+    value, rate = torch.func.jvp(lambda t: fourier_features(Dual(t), 8).value, (t,), (rates,))
+    actual = fourier_features(Dual(t, rates), 8)
     torch.testing.assert_close(actual.value, value, rtol=0, atol=0)
     assert relative_error(actual.rate, rate) < 1e-13
-    angles = 1000 * t[:, None] * 10_000.0 ** (-torch.arange(4) / 4.0).double()
+    angles = 1000 * t[..., None] * 10_000.0 ** (-torch.arange(4) / 4.0).double()
     torch.testing.assert_close(actual.value, torch.cat([angles.cos(), angles.sin()], -1), rtol=1e-9, atol=1e-9)
-    assert fourier_features(t, 8).rate is None
+    assert fourier_features(Dual(t), 8).rate is None
 
 
 def test_fourier_features_tell_neighbouring_times_apart_whatever_the_weights_are():
-    grid = torch.linspace(0, 1, 1001)
+    grid = Dual(torch.linspace(0, 1, 1001)[:, None])
     assert fourier_features(grid, 8).value.dtype == torch.float32
     assert len(fourier_features(grid, 8).value.unique(dim=0)) == 1001
     embedding = randomize(TimeEmbedding(32, 32).bfloat16())
@@ -126,38 +128,69 @@ def make_transformer(time_conditioning):
     )
 
 
-@pytest.mark.parametrize("with_rate", [False, True])
+TIMES = {
+    "no rate": lambda: Dual(torch.rand(3, 1, dtype=torch.float64)),
+    "one time": lambda: at_rate_one(torch.rand(3, dtype=torch.float64)),
+    "a time for every token": lambda: Dual(*torch.rand(2, 3, LENGTH, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("kind", TIMES)
 @pytest.mark.parametrize("time_conditioning", TIME_CONDITIONINGS)
-def test_transformer_treats_leading_axes_as_separate_calls(time_conditioning, with_rate):
-    network, t = make_transformer(time_conditioning), torch.rand(3, dtype=torch.float64)
-    if time_conditioning == "none":
-        t, with_rate = None, False
-    stack = normal(2, 3, 5, 4)
-    together = network(stack, t, with_rate)
-    apart = [network(embeddings, t, with_rate) for embeddings in stack]
-    assert together.value.shape == (2, 3, 5, 3)
-    assert (together.rate is not None) == with_rate
-    torch.testing.assert_close(together.value, torch.stack([x.value for x in apart]), rtol=1e-12, atol=1e-12)
-    if with_rate:
-        torch.testing.assert_close(together.rate, torch.stack([x.rate for x in apart]), rtol=1e-12, atol=1e-10)
+def test_transformer_treats_leading_axes_as_separate_calls(time_conditioning, kind):
+    network, times = make_transformer(time_conditioning), TIMES[kind]()
+    conditions, with_rate = network.conditions(times), times.rate is not None and time_conditioning != "none"
+    stack = normal(2, 3, LENGTH, 4)
+    for block_size in (None, 2):
+        if block_size is not None and times.value.shape[1] == 1 and time_conditioning != "none":
+            conditions = network.conditions(times.map_linear(lambda x: x.expand(-1, LENGTH)))
+        together = network(stack, conditions, block_size)
+        apart = [network(embeddings, conditions, block_size) for embeddings in stack]
+        assert together.value.shape == (2, 3, LENGTH, 3)
+        assert (together.rate is not None) == with_rate
+        torch.testing.assert_close(together.value, torch.stack([x.value for x in apart]), rtol=1e-12, atol=1e-12)
+        if with_rate:
+            torch.testing.assert_close(together.rate, torch.stack([x.rate for x in apart]), rtol=1e-12, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", ["one time", "a time for every token"])
 @pytest.mark.parametrize("time_conditioning", ["adaln", "additive", "head"])
-def test_transformer_with_rate_has_the_value_of_the_plain_call_and_its_derivative(time_conditioning):
-    network, t, embeddings = make_transformer(time_conditioning), torch.rand(3, dtype=torch.float64), normal(3, 5, 4)
+def test_transformer_with_rate_has_the_value_of_the_plain_call_and_its_derivative(time_conditioning, kind):
+    network, times, embeddings = make_transformer(time_conditioning), TIMES[kind](), normal(3, LENGTH, 4)
+
+    def plain(t):
+        return network(embeddings, network.conditions(Dual(t))).value
+
     with sdpa_kernel(SDPBackend.MATH):
-        value, rate = torch.func.jvp(lambda t: network(embeddings, t).value, (t,), (torch.ones_like(t),))
-    actual = network(embeddings, t, with_rate=True)
+        value, rate = torch.func.jvp(plain, (times.value,), (times.rate,))
+    actual = network(embeddings, network.conditions(times))
     torch.testing.assert_close(actual.value, value, rtol=1e-12, atol=1e-12)
     assert relative_error(actual.rate, rate) < 1e-12
 
 
+@pytest.mark.parametrize("time_conditioning", ["adaln", "additive", "head"])
+def test_transformer_in_blocks_sees_each_block_alone(time_conditioning):
+    """Values and rates of a block are those of a text that is elsewhere another one."""
+    network, times, embeddings = make_transformer(time_conditioning), TIMES["a time for every token"](), normal(3, 6, 4)
+    before = network(embeddings, network.conditions(times), block_size=2)
+    other, (t, rate) = embeddings.clone(), (x.clone() for x in times)
+    for x in (other, t, rate):
+        x[:, 2:] = 1 - x[:, 2:]
+    after = network(other, network.conditions(Dual(t, rate)), block_size=2)
+    for x, y in zip(before, after):
+        assert torch.equal(x[:, :2], y[:, :2]) and not torch.isclose(x[:, 2:], y[:, 2:]).all(-1).any()
+
+
 @pytest.mark.parametrize("time_conditioning", TIME_CONDITIONINGS)
 def test_transformer_depends_on_position_and_other_tokens_and_on_time_if_it_has_one(time_conditioning):
-    network, t, embeddings = make_transformer(time_conditioning), torch.rand(3, dtype=torch.float64), normal(3, 5, 4)
-    out = network(embeddings, t).value
-    assert not torch.allclose(network(embeddings.flip(1), t).value.flip(1), out)
+    network, t, embeddings = make_transformer(time_conditioning), TIMES["no rate"]().value, normal(3, LENGTH, 4)
+
+    def call(embeddings, t):
+        return network(embeddings, network.conditions(Dual(t))).value
+
+    out = call(embeddings, t)
+    assert not torch.allclose(call(embeddings.flip(1), t).flip(1), out)
     changed = embeddings.clone()
     changed[:, -1] += 1
-    assert not torch.allclose(network(changed, t).value[:, 0], out[:, 0])
-    assert torch.equal(network(embeddings, t + 0.01).value, out) == (time_conditioning == "none")
+    assert not torch.allclose(call(changed, t)[:, 0], out[:, 0])
+    assert torch.equal(call(embeddings, t + 0.01), out) == (time_conditioning == "none")

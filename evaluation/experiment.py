@@ -1,4 +1,4 @@
-"""What the tables are made of at one scale: models, one equal budget, evaluations. Read from a YAML file."""
+"""What the tables at one scale are made of: models, one equal budget, evaluations. Read from a YAML file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ModelRun:
     Args:
         name: of the row.
         config: the recipe that it starts from.
-        settings: training settings that differ from the scale's.
+        settings: training settings that differ from the experiment's.
         model_config: fields of the configuration that differ from the recipe's.
         as_large_as: name of the row whose number of parameters an autoregressive model is to have.
     """
@@ -71,8 +71,8 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """A scale.
+class Experiment:
+    """The models of one scale, and what is measured on them.
 
     Args:
         name: of the scale.
@@ -131,13 +131,13 @@ class Scale:
         )
 
 
-def read_scale(name_or_path: str) -> Scale:
-    """A scale by name, or from a YAML file; one that is `based_on` another has all that it does not say from there."""
+def read_experiment(name_or_path: str) -> Experiment:
+    """The experiment of a scale, by name, or from a YAML file; one that is `based_on` another has all that it does not say from there."""
     values, name = _read_values(name_or_path)
     try:
         models = [ModelRun(**model) for model in values.pop("models")]
         evaluations = {name: Evaluation(**options) for name, options in values.pop("evaluations").items()}
-        return Scale(name=name, models=models, evaluations=evaluations, **values)
+        return Experiment(name=name, models=models, evaluations=evaluations, **values)
     except (TypeError, KeyError) as error:
         raise ValueError(f"The scale {name_or_path} has a missing or unknown entry: {error}.") from error
 
