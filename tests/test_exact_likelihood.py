@@ -8,7 +8,6 @@ from tiny import make_model, seeded
 
 from diffusers_text_nfdm import estimate_likelihood
 from diffusers_text_nfdm.models.prediction import Prediction
-from diffusers_text_nfdm.networks.two_stream_predictor import CleanTokens
 
 
 VOCAB, LENGTH, DIM = 3, 4, 4
@@ -53,27 +52,26 @@ def exact_model(name: str):
             model.context_encoder.head.weight.zero_()
             model.context_encoder.head.bias.zero_()
 
-    def denoise(z, t, context=None, clean=None, *_, **__):
+    def denoise(z, t, context=None, clean=None, shown=None, block_size=None):
         alpha, sigma = model.forward_process.alpha_sigma(t, context)
         table = model.embedding_table()
         squared = (z[:, None] - alpha[:, None] * table[TEXTS]).square().sum(-1) / (2 * sigma[:, None, :, 0].square())
         scores = -squared
-        ids, block_size = (None, LENGTH) if clean is None else (clean.keys_values, clean.block_size)
-        logits = []
-        for start in range(0, LENGTH, block_size):
-            block = slice(start, start + block_size)
+        size, logits = block_size or LENGTH, []
+        for start in range(0, LENGTH, size):
+            block = slice(start, start + size)
             joint = log_probabilities() + scores[:, :, block].sum(-1)
             if start:
-                agrees = (TEXTS[:, :start] == ids[:, None, :start]).all(-1)
+                agrees = (TEXTS[:, :start] == clean[:, None, :start]).all(-1)
                 joint = joint.masked_fill(~agrees, -torch.inf)
-            for position in range(start, start + block_size):
+            for position in range(start, start + size):
                 of_token = [joint[:, TEXTS[:, position] == token].logsumexp(1) for token in range(VOCAB)]
                 logits.append(torch.stack(of_token, -1))
         states = torch.stack(logits, 1)
         return Prediction(factors=(states, torch.eye(VOCAB).double(), torch.zeros(VOCAB).double()), table=table)
 
     def clean_stream(input_ids, block_size, *_, **__):
-        return (None if block_size is None else CleanTokens(input_ids, block_size)), None
+        return (None if block_size is None else input_ids), None
 
     model.denoise, model.clean_stream = denoise, clean_stream
     return model

@@ -64,7 +64,8 @@ def bound(
     path = process.path(times, c, block_size)
     true = path(E)
     z = keep_known(known, process.initial_marginal(E, c).mean, true.sample(draws.noise))
-    prediction = model.denoise(z, times.value, c, clean, model.shown_prediction(draws, z, times.value, c, clean))
+    shown = model.shown_prediction(draws, z, times.value, c, clean, block_size)
+    prediction = model.denoise(z, times.value, c, clean, shown, block_size)
     E_hat = keep_known(known, E, prediction.embeddings)
     squared_error = (E - E_hat).square()
     weight = process.diffusion_weight(times, c)
@@ -108,8 +109,8 @@ def cross_entropy(
         z = process.marginal(E, t, c, block_size).sample(draws.noise)
         z = keep_known(known, process.initial_marginal(E, c).mean, z)
     clean, next_token_losses = model.clean_stream(input_ids, block_size, next_token, detach_process=True)
-    shown = model.shown_prediction(draws, z, t, c, clean)
-    prediction = model.denoise(z, t, c, clean, shown, detach_process=True)
+    shown = model.shown_prediction(draws, z, t, c, clean, block_size)
+    prediction = model.denoise(z, t, c, clean, shown, block_size, detach_process=True)
     losses, _ = linear_cross_entropy(*prediction.factors, input_ids)
     return losses if known is None else losses.masked_fill(known, 0), next_token_losses
 

@@ -78,7 +78,7 @@ def _log_weight(
         variance = step_variance(process, t, s, context)
         step = z, t, s, variance, context, block_size
         q_mean = _step_mean(process, embeddings, *step)
-        p_mean = _step_mean(process, model.denoise(z, t, context, clean).embeddings, *step)
+        p_mean = _step_mean(process, model.denoise(z, t, context, clean, block_size=block_size).embeddings, *step)
         noise = torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
         # log N(z_s; p_mean, v) - log N(z_s; q_mean, v) at z_s = q_mean + sqrt(v) noise
         shift = (q_mean - p_mean) / variance.sqrt()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..networks.linear_cross_entropy import linear_cross_entropy
-from ..networks.two_stream_predictor import CleanTokens
+from ..networks.two_stream_predictor import CleanTokens, Places
 from .outputs import Draws
 from .prediction import Prediction
 
@@ -25,6 +25,7 @@ class Denoiser:
         context: Tensor | None = None,
         clean: CleanTokens | None = None,
         self_condition: Tensor | None = None,
+        block_size: int | None = None,
         window: slice | None = None,
         detach_process: bool = False,
     ) -> Prediction:
@@ -36,20 +37,21 @@ class Denoiser:
             context: MuLAN's c.
             clean: what `read_clean` gave for the tokens before, for a text in blocks.
             self_condition: with self-conditioning, the Ê that the predictor sees instead of that of a first call.
+            block_size: tokens of a block, for a text in blocks.
             window: the tokens to predict, one block. Without it all blocks of a text are predicted at once.
             detach_process: no gradient goes to the embeddings and the forward process.
         """
-        part = window or slice(None)
+        part, places = window or slice(None), None
         if self.config.self_conditioning and self_condition is None:
-            self_condition = self.first_prediction(z, t, context, clean, window)
+            self_condition = self.first_prediction(z, t, context, clean, block_size, window)
         if self_condition is not None:
             self_condition = self_condition[:, part]
-        if clean is not None and window is not None:
-            clean = clean._replace(first=window.start)
+        if block_size is not None:
+            places = Places.in_blocks(z.shape[1], block_size, z.device).window(part)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_process):
             table, bias = self.embedding_table(), self.token_bias.to(z.dtype)
             alpha_sigma = tuple(_at(x, part) for x in self.forward_process.alpha_sigma(t, context))
-        inputs = z[:, part], _at(t, part), alpha_sigma, table, bias, context, self_condition, clean
+        inputs = z[:, part], _at(t, part), alpha_sigma, table, bias, context, self_condition, clean, places
         prediction = self.prediction(self.predictor, *inputs)
         prediction.window, prediction.length = window, z.shape[1]
         return prediction
@@ -61,16 +63,24 @@ class Denoiser:
         t: Tensor,
         context: Tensor | None,
         clean: CleanTokens | None,
+        block_size: int | None,
         window: slice | None = None,
     ) -> Tensor:
         """Ê of a call that is shown none."""
-        first = self.denoise(z, t, context, clean, torch.zeros_like(z), window).embeddings
-        # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too (pytorch/pytorch#165068).
+        first = self.denoise(z, t, context, clean, torch.zeros_like(z), block_size, window).embeddings
+        # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too
+        # (pytorch/pytorch#165068).
         torch.clear_autocast_cache()
         return first
 
     def shown_prediction(
-        self, draws: Draws, z: Tensor, t: Tensor, context: Tensor | None, clean: CleanTokens | None
+        self,
+        draws: Draws,
+        z: Tensor,
+        t: Tensor,
+        context: Tensor | None,
+        clean: CleanTokens | None,
+        block_size: int | None,
     ) -> Tensor | None:
         """In training, the first Ê of a share of the texts and zeros for the others: the predictor learns both calls."""
         if not self.config.self_conditioning or not self.training:
@@ -79,32 +89,34 @@ class Denoiser:
         shown = torch.zeros_like(z)
         if len(rows):
             if clean is not None:
-                keys_values = tuple((key[rows], value[rows]) for key, value in clean.keys_values)
-                clean = clean._replace(keys_values=keys_values)
+                clean = tuple((key[rows], value[rows]) for key, value in clean)
             context = None if context is None else context[rows]
-            shown[rows] = self.first_prediction(z[rows], t[rows], context, clean)
+            shown[rows] = self.first_prediction(z[rows], t[rows], context, clean, block_size)
         return shown
 
     def read_clean(
-        self, input_ids: Tensor, block_size: int, before: CleanTokens | None = None, detach_process: bool = False
+        self, input_ids: Tensor, before: CleanTokens | None = None, detach_process: bool = False
     ) -> tuple[Tensor, CleanTokens]:
         """States of clean tokens `(batch, tokens)` that follow those of `before`, and what noisy tokens see of all of them."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_process):
             embeddings = self.embed(input_ids)
-        return self.predictor.read_clean(input_ids, embeddings, block_size, before)
+        return self.predictor.read_clean(input_ids, embeddings, before)
+
+    def next_token_factors(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`(states, weight, bias)` of the logits of the token that follows each clean one."""
+        output, dtype = self.predictor.output, self.latent_dtype
+        return states.to(dtype), output.weight.to(dtype), output.bias.to(dtype) + self.token_bias.to(dtype)
 
     def clean_stream(
         self, input_ids: Tensor, block_size: int | None, next_token: bool = False, detach_process: bool = False
     ) -> tuple[CleanTokens | None, Tensor | None]:
-        """What noisy tokens see of the clean text, and with `next_token` `-log p(x_i | x_<i)` of the clean stream, `(batch, seq - 1)`."""
+        """What noisy tokens see of the clean text, and with `next_token` `-log p(x_i | x_<i)` of it, `(batch, seq - 1)`."""
         if block_size is None and not next_token:
             return None, None
-        states, clean = self.read_clean(input_ids, block_size or self.config.max_length, None, detach_process)
+        states, clean = self.read_clean(input_ids, None, detach_process)
         losses = None
         if next_token:
-            output, dtype = self.predictor.output, self.latent_dtype
-            bias = output.bias.to(dtype) + self.token_bias.to(dtype)
-            losses, _ = linear_cross_entropy(states[:, :-1].to(dtype), output.weight.to(dtype), bias, input_ids[:, 1:])
+            losses, _ = linear_cross_entropy(*self.next_token_factors(states[:, :-1]), input_ids[:, 1:])
         return (None if block_size is None else clean), losses
 
 

@@ -13,7 +13,7 @@ from ..networks.time_embedding import fourier_features
 
 
 if TYPE_CHECKING:
-    from ..networks.two_stream_predictor import CleanTokens
+    from ..networks.two_stream_predictor import CleanTokens, Places
 
 AlphaSigma = tuple[Tensor, Tensor]
 
@@ -107,9 +107,10 @@ class EmbeddingPrediction(nn.Module):
         context: Tensor | None = None,
         self_condition: Tensor | None = None,
         clean: CleanTokens | None = None,
+        places: Places | None = None,
     ) -> Prediction:
         """Ê from latents and times; the other arguments are those of `CategoricalPrediction`."""
-        output = predictor.output(predictor(z, t, context, None, self_condition, clean)).to(z.dtype)
+        output = predictor.output(predictor(z, t, context, None, self_condition, clean, places)).to(z.dtype)
         if self.stabilized:
             t = t[..., None]
             output = (1 - t) * z + (t + 0.01) * output
@@ -157,6 +158,7 @@ class CategoricalPrediction(nn.Module):
         context: Tensor | None = None,
         self_condition: Tensor | None = None,
         clean: CleanTokens | None = None,
+        places: Places | None = None,
     ) -> Prediction:
         """Logits from latents and times.
 
@@ -171,7 +173,7 @@ class CategoricalPrediction(nn.Module):
             evidence, evidence_weight = self.evidence(z, t, alpha_sigma, table)
         # What the network is shown of each latent.
         shown, shown_t, (alpha, sigma) = evidence, t, alpha_sigma
-        alone = moves_alone(t, z.shape[1], None if clean is None else clean.block_size)
+        alone = moves_alone(t, z.shape[1], places)
         if alone is not None:
             shown_t = torch.where(alone, 1, t)
             shown, alpha = (x.masked_fill(alone[..., None], 0) for x in (evidence, alpha))
@@ -179,7 +181,7 @@ class CategoricalPrediction(nn.Module):
         if predictor.reads_tokens:
             tokens = mean_token_rows(shown, evidence_weight, bias, predictor.token_rows.weight)
         latents = self.linear_estimate(z, (alpha, sigma))
-        states = predictor(latents, shown_t, context, tokens, self_condition, clean).to(z.dtype)
+        states = predictor(latents, shown_t, context, tokens, self_condition, clean, places).to(z.dtype)
         weight = torch.cat([output.weight.to(z.dtype), evidence_weight], dim=-1)
         factors = torch.cat([states, evidence], dim=-1), weight, output.bias.to(z.dtype) + bias
         return Prediction(factors=factors, table=table)
@@ -204,7 +206,7 @@ def mean_token_rows(evidence: Tensor, evidence_weight: Tensor, bias: Tensor, row
     return (prior.to(dtype) @ rows).expand(*some.shape, -1).index_put((some,), means.to(dtype))
 
 
-def moves_alone(t: Tensor, length: int, block_size: int | None) -> Tensor | None:
+def moves_alone(t: Tensor, length: int, places: Places | None) -> Tensor | None:
     """The tokens, `(batch, seq)`, that move while all others of their block stand still; `None` if there are none.
 
     The network is shown such a token as noise. What its latent says of it is in the logits, exactly, and no other token in motion
@@ -212,6 +214,8 @@ def moves_alone(t: Tensor, length: int, block_size: int | None) -> Tensor | None
     """
     if t.shape[1] == 1 and length > 1:
         return None
-    blocks = t.unflatten(1, (-1, block_size or length))
-    moving = (blocks > 0) & (blocks < 1)
-    return (moving & (moving.sum(-1, keepdim=True) == 1)).flatten(1)
+    moving = (t > 0) & (t < 1)
+    if places is None:
+        return moving & (moving.sum(-1, keepdim=True) == 1)
+    same_block = places.starts[..., None] == places.starts[..., None, :]
+    return moving & ((same_block & moving[:, None]).sum(-1) == 1)

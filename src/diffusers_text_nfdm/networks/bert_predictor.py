@@ -15,7 +15,7 @@ from .time_embedding import TimeEmbedding
 
 if TYPE_CHECKING:
     from ..models.configuration import TextDiffusionConfig
-    from .two_stream_predictor import CleanTokens
+    from .two_stream_predictor import CleanTokens, Places
 
 
 class BertPredictor(nn.Module):
@@ -43,6 +43,7 @@ class BertPredictor(nn.Module):
         tokens: Tensor | None = None,
         self_condition: Tensor | None = None,
         clean: CleanTokens | None = None,
+        places: Places | None = None,
     ) -> Tensor:
         """The states that the output layer gets. The arguments are those of `TwoStreamPredictor`; there is no clean stream here."""
         if clean is not None:

@@ -36,38 +36,44 @@ ROTARY_BASE = 100.0
 FIRST_SHARPNESS = 4.0
 
 
-def sees_clean(queries: Tensor, keys: Tensor, block_size: int | None) -> Tensor:
-    """Which clean tokens, at positions `keys`, those at `queries` see: noisy ones in blocks, or with `None` clean ones."""
-    if block_size is None:
-        return keys <= queries[:, None]
-    return keys // block_size < queries[:, None] // block_size
-
-
-def sees_noisy(queries: Tensor, keys: Tensor, block_size: int) -> Tensor:
-    """Which noisy tokens a noisy one sees: those of its own block."""
-    return keys // block_size == queries[:, None] // block_size
-
-
-class CleanTokens(NamedTuple):
-    """What noisy tokens see of the clean ones.
+class Places(NamedTuple):
+    """Where noisy tokens stand. A block is known by the position at which it starts.
 
     Args:
-        keys_values: of every layer, `(batch, heads, length, head_dim)` each, for the positions from 0 on.
-        block_size: tokens of a block.
-        first: position of the first noisy token of a call.
+        positions: `(tokens,)`, or `(batch, tokens)` where every text has its own.
+        starts: where the block of each token starts, of the same shape.
     """
 
-    keys_values: tuple[tuple[Tensor, Tensor], ...]
-    block_size: int
-    first: int = 0
+    positions: Tensor
+    starts: Tensor
 
-    @property
-    def length(self) -> int:
-        return self.keys_values[0][0].shape[-2]
+    @classmethod
+    def in_blocks(cls, length: int, block_size: int | None = None, device: torch.device | None = None) -> Places:
+        """All tokens of a text in blocks, or in one."""
+        positions = torch.arange(length, device=device)
+        return cls(positions, positions - positions % (block_size or length))
+
+    def window(self, window: slice) -> Places:
+        """Some of the tokens."""
+        return Places(self.positions[..., window], self.starts[..., window])
+
+
+def sees_clean(places: Places, clean: Tensor) -> Tensor:
+    """Which clean tokens, at positions `clean`, noisy ones see: those before their block."""
+    return clean < places.starts[..., None]
+
+
+def sees_noisy(places: Places) -> Tensor:
+    """Which noisy tokens noisy ones see: those of their own block."""
+    return places.starts[..., None] == places.starts[..., None, :]
+
+
+# Keys and values of clean tokens in every layer, `(batch, heads, tokens, head_dim)` each, for the positions from 0 on.
+CleanTokens = tuple[tuple[Tensor, Tensor], ...]
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines, `(tokens, head_dim / 2)`, by which queries or keys are turned."""
+    """Cosines and sines, `(1 or batch, 1, tokens, head_dim / 2)`, by which queries or keys are turned."""
 
     cos: Tensor
     sin: Tensor
@@ -76,7 +82,8 @@ class Rotation(NamedTuple):
     def at(cls, positions: Tensor, head_dim: int) -> Rotation:
         """Rotary positions (Su et al. 2021): scores depend on the distance between two tokens."""
         frequencies = ROTARY_BASE ** (-torch.arange(0, head_dim, 2, device=positions.device) / head_dim)
-        angles = positions[:, None] * frequencies
+        angles = positions[..., None] * frequencies
+        angles = angles.view(-1, 1, *angles.shape[-2:])
         return cls(angles.cos(), angles.sin())
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -108,7 +115,7 @@ class PredictorLayer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The new states, and the keys and values of these tokens.
 
-        `clean` are keys and values of clean tokens, which come before those of x in `seen`, `(x, clean + x)`.
+        `clean` are keys and values of clean tokens, which come before those of x in `seen`, `(1 or batch, 1, x, clean + x)`.
         """
         query, key, value = (
             self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
@@ -170,6 +177,7 @@ class TwoStreamPredictor(nn.Module):
         tokens: Tensor | None = None,
         self_condition: Tensor | None = None,
         clean: CleanTokens | None = None,
+        places: Places | None = None,
     ) -> Tensor:
         """The states that the output layer gets, `(batch, seq, hidden_size)`.
 
@@ -180,23 +188,23 @@ class TwoStreamPredictor(nn.Module):
             tokens: mean token rows, `(batch, seq, hidden_size)`, which are read instead of z with categorical prediction.
             self_condition: an Ê made before, of the shape of `z`, for self-conditioning.
             clean: what is seen of clean tokens, where the text is in blocks.
+            places: where the noisy tokens stand; by default they are a text in one block.
         """
-        first, block_size = (0, self.config.max_length) if clean is None else (clean.first, clean.block_size)
-        noisy = torch.arange(first, first + z.shape[1], device=z.device)
+        places = places or Places.in_blocks(z.shape[1], device=z.device)
         x = self._input(z, t, tokens)
         if self.self_condition is not None:
             x = x + self.self_condition(self_condition.to(x.dtype))
         if self.context is not None:
             x = x + self.context(context.to(x.dtype))[:, None]
-        seen = sees_noisy(noisy, noisy, block_size)
+        seen = sees_noisy(places)
         if clean is not None:
-            before = torch.arange(clean.length, device=z.device)
-            seen = torch.cat([sees_clean(noisy, before, block_size), seen], dim=1)
-        x, _ = self._layers(x, seen, noisy - 1, noisy, clean)
+            before = torch.arange(_length(clean), device=z.device)
+            seen = torch.cat([sees_clean(places, before), seen], dim=-1)
+        x, _ = self._layers(x, seen, places.positions - 1, places.positions, clean)
         return x
 
     def read_clean(
-        self, ids: Tensor, embeddings: Tensor, block_size: int, before: CleanTokens | None = None
+        self, ids: Tensor, embeddings: Tensor, before: CleanTokens | None = None
     ) -> tuple[Tensor, CleanTokens]:
         """States of clean tokens, and what noisy tokens see of them.
 
@@ -204,18 +212,17 @@ class TwoStreamPredictor(nn.Module):
             ids, embeddings: of the clean tokens that follow those of `before`.
             before: what was read already; the result then holds both.
         """
-        start = 0 if before is None else before.length
-        positions = torch.arange(start, start + ids.shape[1], device=ids.device)
+        start = 0 if before is None else _length(before)
+        keys = torch.arange(start + ids.shape[1], device=ids.device)
+        positions = keys[start:]
         tokens = self.token_rows(ids) if self.reads_tokens else None
         x = self._input(embeddings, embeddings.new_zeros(1, 1), tokens)
-        keys = torch.arange(start + ids.shape[1], device=ids.device)
-        x, new = self._layers(x, sees_clean(positions, keys, None), positions, positions, before)
+        x, new = self._layers(x, keys <= positions[:, None], positions, positions, before)
         if before is not None:
             new = tuple(
-                tuple(torch.cat(pair, dim=-2) for pair in zip(past, recent))
-                for past, recent in zip(before.keys_values, new)
+                tuple(torch.cat(pair, dim=-2) for pair in zip(past, recent)) for past, recent in zip(before, new)
             )
-        return x, CleanTokens(new, block_size)
+        return x, new
 
     def _input(self, latents: Tensor, t: Tensor, tokens: Tensor | None) -> Tensor:
         time = self.time_embedding(Dual(t)).value
@@ -230,10 +237,14 @@ class TwoStreamPredictor(nn.Module):
                 "The two-stream predictor needs attention 'sdpa', which takes a mask; it is "
                 f"{self.config._attn_implementation!r}."
             )
-        places = (Rotation.at(positions, self.head_dim) for positions in (query_positions, key_positions))
-        places = tuple(places)
+        rotations = [Rotation.at(positions, self.head_dim) for positions in (query_positions, key_positions)]
+        seen = seen.view(-1, 1, *seen.shape[-2:])
         x, keys_values = self.dropout(x), []
         for index, layer in enumerate(self.layers):
-            x, new = layer(x, seen, *places, None if clean is None else clean.keys_values[index])
+            x, new = layer(x, seen, *rotations, None if clean is None else clean[index])
             keys_values.append(new)
         return self.norm(x), tuple(keys_values)
+
+
+def _length(clean: CleanTokens) -> int:
+    return clean[0][0].shape[-2]

@@ -269,7 +269,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if window is not None:
             self._write(batch, window.start, clock.block_size, options)
         t = scheduler.token_times(timestep, z).value
-        prediction = self.model.denoise(z, t, batch.context, batch.clean, window=window)
+        prediction = self.model.denoise(z, t, batch.context, batch.clean, block_size=clock.block_size, window=window)
         if not options.clamp_predictions:
             return prediction
         nearest = torch.cdist(prediction.embeddings.flatten(0, 1), self.model.embedding_table()).argmin(-1)
@@ -284,7 +284,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         tokens = select_tokens(logits, generators=batch.generators, **options.choice)
         batch.written = batch.with_known(torch.cat([batch.written, tokens], dim=1))
         if block_size is not None and stop < self.model.config.max_length:
-            _, batch.clean = self.model.read_clean(batch.written[:, start:], block_size, batch.clean)
+            _, batch.clean = self.model.read_clean(batch.written[:, start:], batch.clean)
 
     def _best_tokens(self, batch: _Batch, prediction: Prediction | Tensor) -> Tensor:
         """The text as the prediction has it; blocks to come are padding."""

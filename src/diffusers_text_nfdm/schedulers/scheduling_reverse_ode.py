@@ -204,8 +204,6 @@ class ReverseODEScheduler(TextDiffusionScheduler):
 
     def _limit(self, u: Tensor, h: Tensor, sample: Tensor) -> Tensor:
         """Steps in which no token goes more than half of its way: between the stages of a longer one it could pass unseen."""
-        if self._clock is None or self.token_times(u, sample).value.shape[1] == 1:
-            return h
         while True:
             ways = self.token_times(u, sample).value - self.token_times(u - h, sample).value
             too_long = ways.amax(-1) > 0.5
