@@ -20,7 +20,13 @@ from .models import (
     TextDiffusionOutput,
 )
 from .pipelines import NFDMTextPipeline, NFDMTextPipelineOutput
-from .schedulers import MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler, TextDiffusionScheduler
+from .schedulers import (
+    DraftVerifyScheduler,
+    MarkovChainScheduler,
+    ReverseODEScheduler,
+    ReverseSDEScheduler,
+    TextDiffusionScheduler,
+)
 from .tokenization import WordTokenizer
 from .version import __version__
 
@@ -33,6 +39,7 @@ __all__ = [
     "Clock",
     "DiffusionLMConfig",
     "DiffusionLMModel",
+    "DraftVerifyScheduler",
     "LikelihoodEstimate",
     "MarkovChainScheduler",
     "MuLANConfig",

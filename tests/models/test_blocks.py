@@ -1,123 +1,86 @@
-"""Texts in blocks: each block is a diffusion of its own, given the clean blocks before it."""
+"""Texts in blocks, each given the clean tokens before it; and clocks along which one token moves at a time."""
 
 from dataclasses import fields
 
 import pytest
 import torch
-from tiny import MODELS, VOCAB, gradients, make_config, make_inputs, make_model, relative_error, seeded
+from tiny import MODELS, VOCAB, gradients, make_config, make_model, relative_error, seeded
 
-from diffusers_text_nfdm import estimate_likelihood
-from diffusers_text_nfdm.models.outputs import Draws
-from diffusers_text_nfdm.networks.token_layer import TokenLayer
+from diffusers_text_nfdm import RampClock, estimate_likelihood, objective
+from diffusers_text_nfdm.models import Draws
+from diffusers_text_nfdm.networks.dual import Dual
 
 
 LENGTH, BLOCK, TEXTS = 6, 2, 3
-EXTRAS = {
-    "published": {},
-    "categorical": {
-        "prediction_type": "categorical",
-        "posterior_features": True,
-        "neighbor_mixing": 2,
-        "relative_position_bias": True,
-        "decoder": "gaussian",
-    },
-}
+EXTRAS = {"embedding": {}, "categorical": {"prediction_type": "categorical", "decoder": "gaussian"}}
 
 
-def block_model(name: str, extras: str, **overrides):
-    return make_model(name, **{"max_length": LENGTH, "block_size": BLOCK, **EXTRAS[extras], **overrides})
+def block_model(name, extras, clock="blocks:2", **overrides):
+    options = {"max_length": LENGTH, "predictor": "two_stream", "clock": clock, **EXTRAS[extras], **overrides}
+    return make_model(name, **options)
 
 
-def texts() -> torch.Tensor:
+def texts():
     return torch.randint(VOCAB, (TEXTS, LENGTH), generator=seeded(0))
 
 
-def noisy_blocks(model) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Latents, times and contexts of all blocks of all texts."""
-    count = TEXTS * LENGTH // BLOCK
-    z = torch.randn(count, BLOCK, model.config.embedding_dim, dtype=torch.float64, generator=seeded(1))
-    t = torch.linspace(0.1, 0.9, count, dtype=torch.float64)
-    context = None
-    if model.context_dim is not None:
-        context = torch.randn(TEXTS, model.context_dim, dtype=torch.float64, generator=seeded(2))
-    return z, t, model.per_block(context)
+# --- the bound ---
 
 
 @pytest.mark.parametrize("extras", EXTRAS)
 @pytest.mark.parametrize("name", MODELS)
-def test_all_blocks_at_once_are_predicted_as_each_alone(name, extras):
-    """What training computes in one call is what sampling computes block by block."""
-    model, ids = block_model(name, extras), texts()
-    z, t, context = noisy_blocks(model)
-    together = model.predict(z, t, context, model.encode_all_previous(ids))
-    for block in range(LENGTH // BLOCK):
-        rows = slice(block, None, LENGTH // BLOCK)
-        alone = model.predict(
-            z[rows],
-            t[rows],
-            None if context is None else context[rows],
-            model.encode_previous(ids[:, : block * BLOCK]),
-        )
-        assert relative_error(together[rows], alone) < 1e-12
-
-
-@pytest.mark.parametrize("extras", EXTRAS)
-@pytest.mark.parametrize("name", ["nfdm", "mulan"])
-def test_a_block_depends_on_the_texts_before_it_alone(name, extras):
-    model, ids = block_model(name, extras), texts()
-    z, t, context = noisy_blocks(model)
-    before = model.predict(z, t, context, model.encode_all_previous(ids))
-    changed, other = ids.clone(), z.clone()
-    # Block 1 of text 0: its tokens, and its latents.
-    changed[0, BLOCK : 2 * BLOCK] = (changed[0, BLOCK : 2 * BLOCK] + 1) % VOCAB
-    other[1] += 1
-    after_tokens = model.predict(z, t, context, model.encode_all_previous(changed))
-    after_latents = model.predict(other, t, context, model.encode_all_previous(ids))
-    moved_by_tokens = (after_tokens - before).abs().amax((1, 2)) > 1e-9
-    moved_by_latents = (after_latents - before).abs().amax((1, 2)) > 1e-9
-    assert moved_by_tokens.nonzero().flatten().tolist() == [2]
-    assert moved_by_latents.nonzero().flatten().tolist() == [1]
-
-
-@pytest.mark.parametrize("extras", EXTRAS)
-@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
 def test_the_bound_is_the_sum_of_the_blocks_bounds(name, extras):
-    """Each term, from the forward process and the prediction of one block at a time."""
+    """Each term of one block at a time, in a text whose other blocks are noise, given the clean tokens before it."""
     model, ids = block_model(name, extras), texts()
-    draws, t = model.draw(TEXTS, seeded(3)), torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    draws, process = model.draw(TEXTS, seeded(3)), model.forward_process
+    t = torch.linspace(0.1, 0.9, TEXTS * LENGTH // BLOCK, dtype=torch.float64).view(TEXTS, -1)
+    t = t.repeat_interleave(BLOCK, 1)
     output = model(ids, t=t, draws=draws)
     embeddings = model.embed(ids)
     context, _ = model.encode_context(embeddings, draws.context_noise)
-    process, squared_error, log_loss = model.forward_process, 0, 0
+    squared_error, diffusion, log_loss, clean = 0, 0, 0, None
     for start in range(0, LENGTH, BLOCK):
         part = slice(start, start + BLOCK)
-        z = process.marginal(embeddings[:, part], t, context).sample(draws.noise[:, part])
-        prediction = model.predict(z, t, context, model.encode_previous(ids[:, :start]))
-        squared_error = squared_error + (embeddings[:, part] - prediction).square().sum((1, 2))
-        z_0 = process.initial_marginal(embeddings[:, part], context).sample(draws.initial_noise[:, part])
-        logs = torch.log_softmax(model.decode(z_0, context), -1)
+        alone, times, rates = torch.randn_like(embeddings), torch.rand_like(t), torch.rand_like(t)
+        alone[:, part], times[:, part], rates[:, part] = embeddings[:, part], t[:, part], 1
+        path = process.path(Dual(times, rates), context, BLOCK)
+        z = path(alone).sample(draws.noise)
+        prediction = model.denoise(z, times, context, clean, block_size=BLOCK, window=part).embeddings
+        squared_error = squared_error + (alone - prediction)[:, part].square().sum((1, 2))
+        g2 = process.squared_volatility(Dual(times, rates), context)[:, part]
+        error = path(alone).ode_drift(z) - path(prediction).ode_drift(z)
+        score_error = path(alone).score(z) - path(prediction).score(z)
+        error = error[:, part] - 0.5 * g2 * score_error[:, part]
+        diffusion = diffusion + (error.square() / (2 * g2)).sum((1, 2))
+        z_0 = process.initial_marginal(embeddings, context).sample(draws.initial_noise)
+        logs = torch.log_softmax(model.decode(z_0, context), -1)[:, part]
         log_loss = log_loss - logs.gather(-1, ids[:, part, None])[..., 0].sum(1)
+        _, clean = model.read_clean(ids[:, part], clean)
     assert relative_error(output.rescaled_diffusion, squared_error) < 1e-12
+    assert relative_error(output.diffusion, diffusion) < 1e-9
     assert (output.reconstruction - log_loss).abs().max() < 1e-9
     assert (
         relative_error(output.bound, output.diffusion + output.reconstruction + output.prior + output.context) < 1e-14
     )
 
 
+@pytest.mark.parametrize("extras", EXTRAS)
 @pytest.mark.parametrize("name", MODELS)
-def test_one_block_of_the_whole_length_is_the_model_without_blocks(name):
-    whole = make_model(name, max_length=LENGTH, **EXTRAS["categorical"])
-    one = block_model(name, "categorical", block_size=LENGTH)
+def test_one_block_of_the_whole_length_is_the_model_without_blocks(name, extras):
+    whole, one = block_model(name, extras, clock="shared"), block_model(name, extras, clock=f"blocks:{LENGTH}")
     one.load_state_dict(whole.state_dict())
-    outputs = [model(texts(), draws=model.draw(TEXTS, seeded(4))) for model in (whole, one)]
-    assert torch.equal(outputs[0].bound, outputs[1].bound)
+    draws = whole.draw(TEXTS, seeded(4))
+    torch.testing.assert_close(one(texts(), draws=draws).bound, whole(texts(), draws=draws).bound, rtol=1e-12, atol=0)
 
 
-def test_without_a_network_the_blocks_cost_the_unigram_cross_entropy():
+@pytest.mark.parametrize("clock", ["blocks:2", "blocks:3:random:1"])
+def test_without_a_network_the_blocks_cost_the_unigram_cross_entropy(clock):
     """`h = 0` and the exact posterior: the bound of every block size is that of independent tokens."""
     torch.manual_seed(0)
     frequencies = torch.distributions.Dirichlet(torch.ones(VOCAB, dtype=torch.float64)).sample()
-    model = block_model("diffusion-lm", "categorical", embedding_sphere=True, embedding_dim=8, time_sampler="uniform")
+    options = {"embedding_sphere": True, "embedding_dim": 8, "time_sampler": "uniform"}
+    model = block_model("diffusion-lm", "categorical", clock, **options)
     with torch.no_grad():
         model.token_bias.copy_(torch.log(frequencies))
         for parameter in (*model.predictor.output.parameters(), *model.prediction.gate.parameters()):
@@ -130,107 +93,82 @@ def test_without_a_network_the_blocks_cost_the_unigram_cross_entropy():
     assert abs(difference.mean()) < 4 * difference.std() / len(ids) ** 0.5 + 0.05
 
 
-@pytest.mark.parametrize("block_size", [0, -2, 4, 2.0, True])
-def test_block_size_must_divide_the_length(block_size):
-    with pytest.raises(ValueError, match="`block_size` is"):
-        make_config("nfdm", max_length=LENGTH, block_size=block_size)
+# --- one token at a time ---
 
 
-@pytest.mark.parametrize("block_size", [None, BLOCK])
-def test_hidden_share_is_the_share_of_the_positions_that_the_cross_entropy_hides(block_size):
-    model, ids = block_model("mulan", "categorical", block_size=block_size), texts().repeat(100, 1)
-    factors, seen = model.prediction_factors, []
-    model.prediction_factors = lambda *inputs, **options: seen.append(inputs[5]) or factors(*inputs, **options)
-    for share in (0.0, 0.25, 1.0):
-        model(ids, generator=seeded(7), cross_entropy=True, hidden_share=share)
-    none, some, everything = seen
-    assert none is None and everything.all()
-    assert some.shape == (len(ids) * model.config.num_blocks, model.config.block_length)
-    assert some.double().mean().item() == pytest.approx(0.25, abs=0.03)
-    with pytest.raises(ValueError, match="`hidden_share` is 0.25 without `cross_entropy`"):
-        model(ids, hidden_share=0.25)
-
-
-@pytest.mark.parametrize("self_conditioning", [False, True])
-@pytest.mark.parametrize("block_size", [None, BLOCK])
-@pytest.mark.parametrize("name", MODELS)
-def test_nothing_is_seen_of_a_hidden_position(name, block_size, self_conditioning):
-    model = block_model(name, "categorical", block_size=block_size, self_conditioning=self_conditioning)
-    count, length = TEXTS * model.config.num_blocks, model.config.block_length
-    z = torch.randn(count, length, model.config.embedding_dim, dtype=torch.float64)
-    t, context = torch.full((count,), 0.3, dtype=torch.float64), make_inputs(name, count)[1]
-    hidden = torch.zeros(count, length, dtype=torch.bool)
-    hidden[:, 1] = True
-    moved = z.clone()
-    moved[:, 1] += 1
-    previous = model.encode_all_previous(texts())
-    before, after = (model.predict_logits(latents, t, context, previous, None, hidden) for latents in (z, moved))
-    assert torch.equal(before, after)
-    shown = model.predict_logits(z, t, context, previous)
-    assert not torch.isclose(before, shown, rtol=1e-3).all(-1).any(0)[1]
-
-
-def test_where_latents_are_only_noise_the_posterior_is_the_prior():
-    """Computed once for all such blocks; at times just before 1 it is the same."""
-    model, ids = block_model("nfdm", "categorical"), texts()
-    z, t, _ = noisy_blocks(model)
-    previous, terminal = model.encode_all_previous(ids), torch.arange(len(z)) % 2 == 0
-    at, before = (model.predict_logits(z, t.masked_fill(terminal, end), None, previous) for end in (1.0, 1.0 - 1e-12))
-    assert relative_error(at, before) < 1e-9
-
-
-def test_of_categorical_models_the_forward_process_starts_as_the_one_whose_posterior_is_known():
-    config = make_config("nfdm", max_length=LENGTH, block_size=BLOCK, **EXTRAS["categorical"])
-    model, ids = MODELS["nfdm"][0](config).double(), texts()
-    t = torch.full((TEXTS,), 0.6, dtype=torch.float64)
-    embeddings = model.embed(ids)[:, :BLOCK]
-    marginal, (alpha, sigma) = model.forward_process.marginal(embeddings, t), model.forward_process.linear_base(t)
-    assert torch.equal(marginal.mean, alpha * embeddings)
-    assert torch.equal(marginal.std, sigma.expand_as(embeddings))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_of_its_own_latent_a_token_knows_its_posterior_alone(name):
-    """`p(x_i | z) ∝ p(z_i | x_i) p(x_i | z_j for j ≠ i)`: in the predictor's share of the logits z_i is seen by the others only."""
-    model, ids = block_model(name, "categorical"), texts()
-    z, t, context = noisy_blocks(model)
-    moved = z.clone()
-    moved[:, 0] += 1
-    size = model.config.hidden_size
-    before, after = (
-        model.prediction_factors(latents, t, context, model.encode_all_previous(ids))[0] for latents in (z, moved)
+def exact_model(name, predictor, **options):
+    """An undeformed process and an open gate, tokens far apart at t = 0, and a predictor that says something."""
+    if name == "nfdm":
+        options = {"delta": 0.01, "volatility": "markovian", **options}
+    model = make_model(
+        name,
+        max_length=LENGTH,
+        predictor=predictor,
+        embedding_dim=8,
+        embedding_sphere=True,
+        **EXTRAS["categorical"],
+        **options,
     )
-    assert torch.equal(before[:, 0, :size], after[:, 0, :size])
-    assert not torch.isclose(before[:, 1, :size], after[:, 1, :size]).all(-1).any()
-
-
-def test_the_bound_of_blocks_of_one_token_is_the_cross_entropy_of_the_tokens():
-    """With the exact posterior inside, nothing is lost, whatever the predictor says (up to what z_0 and z_1 tell, 1e-4 nats here)."""
-    # Without noise to see, and with tokens far apart at t = 0.
-    model = block_model(
-        "nfdm", "categorical", block_size=1, embedding_dim=8, embedding_sphere=True, delta=0.01, volatility="markovian"
-    )
+    silent = [model.prediction.gate]
+    if name == "nfdm":
+        silent += [model.forward_process.network.output, model.forward_process.volatility.mlp[-1]]
     with torch.no_grad():
-        for layer in (
-            model.forward_process.network.output,
-            model.forward_process.volatility.mlp[-1],
-            model.prediction.gate,
-        ):
+        for layer in silent:
             layer.weight.zero_()
             layer.bias.zero_()
-    ids = texts()
+    return model
+
+
+@pytest.mark.parametrize("name", ["nfdm", "diffusion-lm"])
+def test_the_bound_of_blocks_of_one_token_is_the_cross_entropy_of_the_tokens(name):
+    """With the exact posterior inside, nothing is lost, whatever the predictor says (up to what z_0 and z_1 tell, 1e-4 nats here)."""
+    model, ids = exact_model(name, "two_stream", clock="blocks:1"), texts()
     exact = model(ids, t=torch.ones(TEXTS), cross_entropy=True).cross_entropy.mean().item()
-    bound = estimate_likelihood(model, ids, num_draws=4000, batch_size=TEXTS).nats_per_story
+    bound = estimate_likelihood(model, ids.repeat(400, 1), num_draws=8, batch_size=600).nats_per_story
     assert bound.monte_carlo_error < 0.01 * exact
     assert bound.value == pytest.approx(exact, abs=4 * bound.monte_carlo_error)
 
 
+@torch.no_grad()
+def cross_entropy_in_order(model, ids, ranks):
+    """`-log p(x_i | the others)` where those before it in the order are at time 0, and those from it on at time 1."""
+    total = 0
+    for rank in range(LENGTH):
+        t = (ranks >= rank).double()
+        losses, _ = objective.cross_entropy(model, ids, t, model.draw(len(ids), seeded(rank)))
+        total = total + losses.masked_fill(ranks != rank, 0).sum(-1)
+    return total
+
+
+@pytest.mark.parametrize("order", ["left_to_right", "random"])
+@pytest.mark.parametrize("predictor", ["bert", "two_stream"])
+@pytest.mark.parametrize("name", ["nfdm", "diffusion-lm"])
+def test_the_bound_along_a_ramp_that_moves_one_token_at_a_time_is_the_cross_entropy_in_its_order(
+    name, predictor, order
+):
+    model, ids = exact_model(name, predictor), texts().repeat(400, 1)
+    clock = RampClock(float(LENGTH), order)
+    ranks = torch.arange(LENGTH).expand_as(ids)
+    if order == "random":
+        ranks = torch.rand(ids.shape, generator=seeded(8)).argsort(-1).argsort(-1)
+    exact = cross_entropy_in_order(model, ids, ranks)
+    bound = estimate_likelihood(model, ids, clock=clock, num_draws=8, batch_size=600).nats_per_story
+    # Of the noise at time 0, and of the orders.
+    deviations = exact.view(-1, TEXTS) - exact.view(-1, TEXTS).mean(0)
+    error = (deviations.std() / len(exact) ** 0.5).item() + bound.monte_carlo_error
+    assert error < 0.01 * exact.mean()
+    assert bound.value == pytest.approx(exact.mean().item(), abs=4 * error)
+
+
+# --- training and saving ---
+
+
 @pytest.mark.parametrize("extras", EXTRAS)
-@pytest.mark.parametrize("block_size", [1, BLOCK])
+@pytest.mark.parametrize("clock", ["shared", "random:2", "blocks:1", "blocks:2"])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_parameter_learns_from_the_bound(name, block_size, extras):
+def test_every_parameter_learns_from_the_bound(name, clock, extras):
     """With gradient checkpointing as without."""
-    model, ids = block_model(name, extras, block_size=block_size).train(), texts()
+    model, ids = block_model(name, extras, clock).train(), texts()
     draws = model.draw(TEXTS, seeded(0))
     plain = gradients(model(ids, draws=draws).loss, model)
     assert {name for name, _ in model.named_parameters()} == set(plain)
@@ -240,11 +178,22 @@ def test_every_parameter_learns_from_the_bound(name, block_size, extras):
         assert torch.allclose(again[key], value, rtol=1e-9, atol=1e-12), key
 
 
-@pytest.mark.parametrize("block_size", [1, BLOCK])
-def test_a_saved_model_is_the_same(block_size, tmp_path):
-    model, ids = block_model("nfdm", "categorical", block_size=block_size), texts()
+CLOCKS = [
+    "shared",
+    "ramp:3",
+    "random:0.5",
+    "blocks:1",
+    "blocks:2",
+    {"name": "ramp", "width": 2.0, "offsets": [0.0, 1.0, 0.5, 0.5, 1.0, 0.0]},
+]
+
+
+@pytest.mark.parametrize("clock", CLOCKS, ids=str)
+def test_a_saved_model_is_the_same(clock, tmp_path):
+    model, ids = block_model("nfdm", "categorical", clock), texts()
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path, dtype=torch.float64)
+    assert loaded.config.clock == clock and loaded.clock() == model.clock()
     draws = model.draw(TEXTS, seeded(0))
     assert torch.equal(model(ids, draws=draws).bound, loaded(ids, draws=draws).bound)
 
@@ -263,26 +212,28 @@ def test_blocks_in_low_precision(dtype):
     )
 
 
-def test_attention_without_a_bias_is_refused():
-    model = block_model("nfdm", "categorical")
-    model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="needs attention 'sdpa'.*'eager'"):
-        model(texts())
+def test_of_categorical_models_the_forward_process_starts_as_the_one_whose_posterior_is_known():
+    config = make_config("nfdm", max_length=LENGTH, predictor="two_stream", clock="blocks:2", **EXTRAS["categorical"])
+    model, ids = MODELS["nfdm"][0](config).double(), texts()
+    t = torch.rand(TEXTS, LENGTH, dtype=torch.float64)
+    embeddings, process = model.embed(ids), model.forward_process
+    marginal, (alpha, sigma) = process.marginal(embeddings, t, block_size=BLOCK), process.alpha_sigma(t)
+    assert torch.equal(marginal.mean, alpha * embeddings)
+    assert torch.equal(marginal.std, sigma.expand_as(embeddings))
 
 
-@pytest.mark.parametrize("block_size", [None, BLOCK])
-@pytest.mark.parametrize("name", MODELS)
-def test_the_modules_that_must_not_be_split_are_there(name, block_size):
-    """Accelerate refuses to shard a model without them."""
-    model = block_model(name, "categorical", block_size=block_size)
-    present = {type(module).__name__ for module in model.modules()}
-    assert model._no_split_modules and set(model._no_split_modules) <= present
-    assert ("PredictorLayer" in model._no_split_modules) == (block_size is not None)
+# --- what is refused ---
 
 
-def test_tokens_are_read_as_distributions_that_are_certain():
-    layer = TokenLayer(6, VOCAB).double()
-    ids = torch.arange(VOCAB)
-    certain = torch.nn.functional.one_hot(ids, VOCAB).double()
-    assert torch.allclose(layer.read(certain), layer.read_ids(ids))
-    assert torch.allclose(layer.read_ids(ids), layer.weight * 6**0.5)
+@pytest.mark.parametrize("size", ["0", "-2", "4", "2.0", "True", ""])
+def test_the_size_of_blocks_must_divide_the_length(size):
+    with pytest.raises(ValueError, match="The `size` of blocks is|The clock is 'blocks:"):
+        make_config("nfdm", max_length=LENGTH, predictor="two_stream", clock=f"blocks:{size}")
+
+
+def test_blocks_are_refused_for_a_predictor_that_reads_no_clean_tokens():
+    model = make_model("nfdm", max_length=LENGTH)
+    with pytest.raises(ValueError, match="'blocks:2'.*`predictor` 'bert', not 'two_stream'"):
+        model(texts(), clock="blocks:2")
+    with pytest.raises(ValueError, match="'blocks:2'.*`predictor` 'bert'.*'two_stream'"):
+        make_config("nfdm", max_length=LENGTH, clock="blocks:2")

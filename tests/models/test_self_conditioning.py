@@ -30,59 +30,71 @@ def conditioned(name: str = "nfdm", prediction_type: str = "categorical", **over
     return make_model(name, **{**options, **overrides})
 
 
+# A predictor and a clock for it.
+SETTINGS = {
+    "bert": {"predictor": "bert"},
+    "bert, random": {"predictor": "bert", "clock": "random:1"},
+    "blocks": {"predictor": "two_stream", "clock": f"blocks:{BLOCK}"},
+}
+
+
 def texts() -> torch.Tensor:
     return torch.randint(VOCAB, (TEXTS, LENGTH), generator=seeded(0))
 
 
-@pytest.mark.parametrize("block_size", [None, BLOCK])
+@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
 @pytest.mark.parametrize("name", MODELS)
-def test_without_an_estimate_the_predictor_makes_its_own(name, prediction_type, block_size):
-    model = conditioned(name, prediction_type, block_size=block_size)
-    previous = model.encode_all_previous(texts())
-    count = TEXTS * model.config.num_blocks
-    z = torch.randn(count, model.config.block_length, model.config.embedding_dim, dtype=torch.float64)
-    t, context = torch.linspace(0.1, 0.9, count, dtype=torch.float64), make_inputs(name, count)[1]
-    first = model.predict(z, t, context, previous, torch.zeros_like(z))
-    second = model.predict(z, t, context, previous, first)
-    assert torch.equal(model.predict(z, t, context, previous), second)
+@torch.no_grad()
+def test_without_an_estimate_the_predictor_makes_its_own(name, prediction_type, setting):
+    model = conditioned(name, prediction_type, **SETTINGS[setting])
+    block_size = model.block_size(model.clock())
+    clean, _ = model.clean_stream(texts(), block_size)
+    z, context = make_inputs(name, TEXTS, length=LENGTH)
+    t = torch.rand(TEXTS, LENGTH, dtype=torch.float64)
+    first = model.denoise(z, t, context, clean, torch.zeros_like(z), block_size).embeddings
+    second = model.denoise(z, t, context, clean, first, block_size).embeddings
+    assert torch.equal(model.denoise(z, t, context, clean, None, block_size).embeddings, second)
     assert relative_error(second, first) > 1e-3
 
 
 @pytest.mark.parametrize("cross_entropy", [False, True])
-@pytest.mark.parametrize("block_size", [None, BLOCK])
-def test_training_shows_the_estimate_to_the_texts_that_were_drawn(block_size, cross_entropy):
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", ["nfdm", "mulan"])
+def test_training_shows_the_estimate_to_the_texts_that_were_drawn(name, setting, cross_entropy):
     """A shown text has the loss of evaluation, another one that of a predictor whose Ê is hidden."""
-    model, ids = conditioned(block_size=block_size), texts()
+    model, ids = conditioned(name, **SETTINGS[setting]), texts()
     draws = model.draw(TEXTS, seeded(1))
-    draws.shown = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    draws.self_conditioned = torch.tensor([0.1, 0.5, 0.2], dtype=torch.float64)
     term = "cross_entropy" if cross_entropy else "bound"
     evaluated = model(ids, draws=draws, cross_entropy=cross_entropy)[term]
     trained = model.train()(ids, draws=draws, cross_entropy=cross_entropy)[term]
-    model.predictor.estimate.weight.data.zero_()
+    model.predictor.self_condition.weight.data.zero_()
     hidden = model.eval()(ids, draws=draws, cross_entropy=cross_entropy)[term]
-    shown = draws.shown.bool()
+    shown = torch.tensor([True, False, True])
     assert torch.allclose(trained[shown], evaluated[shown], rtol=1e-12)
     assert torch.allclose(trained[~shown], hidden[~shown], rtol=1e-12)
     assert not torch.allclose(trained[shown], hidden[shown], rtol=1e-4)
 
 
-def test_half_of_the_texts_are_shown_and_slices_keep_them():
-    model = conditioned()
+def test_a_quarter_of_the_texts_are_shown_theirs_and_slices_keep_them():
+    model = conditioned().train()
     draws = model.draw(1000, seeded(0))
-    assert set(draws.shown.tolist()) == {0.0, 1.0}
-    assert 400 < draws.shown.sum() < 600
-    assert torch.equal(draws.slice(3, 9).shown, draws.shown[3:9])
-    assert make_model("nfdm").draw(4).shown is None
+    z, t = torch.randn(1000, LENGTH, 4, dtype=torch.float64), torch.full((1000, 1), 0.4, dtype=torch.float64)
+    shown = model.shown_prediction(draws, z, t, None, None, None).flatten(1).any(1)
+    assert torch.equal(shown, draws.self_conditioned < 0.25) and 200 < shown.sum() < 300
+    assert torch.equal(draws.slice(3, 9).self_conditioned, draws.self_conditioned[3:9])
+    assert make_model("nfdm").draw(4).self_conditioned is None
+    assert model.eval().shown_prediction(draws, z, t, None, None, None) is None
 
 
 @pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
 def test_no_gradient_goes_through_the_first_call(prediction_type):
     model = conditioned(prediction_type=prediction_type)
-    z, t = torch.randn(TEXTS, LENGTH, 4, dtype=torch.float64), torch.full((TEXTS,), 0.4, dtype=torch.float64)
-    estimate = model.predict(z, t, None, None, torch.zeros_like(z)).detach()
-    actual = gradients(model.predict(z, t).square().sum(), model)
-    expected = gradients(model.predict(z, t, None, None, estimate).square().sum(), model)
+    z, t = torch.randn(TEXTS, LENGTH, 4, dtype=torch.float64), torch.full((TEXTS, 1), 0.4, dtype=torch.float64)
+    estimate = model.denoise(z, t, None, None, torch.zeros_like(z)).embeddings.detach()
+    actual = gradients(model.denoise(z, t).embeddings.square().sum(), model)
+    expected = gradients(model.denoise(z, t, None, None, estimate).embeddings.square().sum(), model)
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(actual[name], value), name
@@ -98,7 +110,7 @@ def test_weights_that_autocast_casts_in_the_first_call_still_get_their_gradient(
 
 
 def test_likelihood_counts_both_calls():
-    columns = {"input_ids": texts(), "num_draws": 2, "time_sampler": "uniform"}
+    columns = {"input_ids": texts(), "num_draws": 2, "time_sampler": "learned"}
     assert estimate_likelihood(conditioned(), **columns).num_function_evaluations == 2 * TEXTS * 2
     assert estimate_likelihood(conditioned(self_conditioning=False), **columns).num_function_evaluations == TEXTS * 2
 
@@ -106,20 +118,19 @@ def test_likelihood_counts_both_calls():
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_sampling_calls_the_predictor_as_the_bound_does(scheduler):
     """Twice for every Ê, which depends on z alone and on nothing of the steps before."""
-    pipeline = make_pipeline(
-        "nfdm", SCHEDULERS[scheduler], max_length=LENGTH, block_size=BLOCK, prediction_type="categorical", self_conditioning=True
-    )  # fmt: skip
+    options = {"max_length": LENGTH, "prediction_type": "categorical", "self_conditioning": True}
+    pipeline = make_pipeline("nfdm", SCHEDULERS[scheduler], **SETTINGS["blocks"], **options)
     model, seen = pipeline.model, []
-    factors = model.prediction_factors
+    denoise = model.denoise
 
-    def watch(*inputs):
-        seen.append(inputs)
-        return factors(*inputs)
+    def watch(z, t, context=None, clean=None, self_condition=None, *options, **named):
+        seen.append((z, self_condition))
+        return denoise(z, t, context, clean, self_condition, *options, **named)
 
-    model.prediction_factors = watch
+    model.denoise = watch
     output = pipeline(num_samples=2, num_inference_steps=9, generator=seeded(0))
     # No Ê is given from outside; the call for the first one has zeros.
-    assert [inputs[4] is None for inputs in seen] == [True, False] * (len(seen) // 2)
-    assert not any(inputs[4].any() for inputs in seen[1::2])
+    assert [shown is None for _, shown in seen] == [True, False] * (len(seen) // 2)
+    assert not any(shown.any() for _, shown in seen[1::2])
     assert all(torch.equal(outer[0], inner[0]) for outer, inner in zip(seen[::2], seen[1::2]))
     assert output.num_function_evaluations == len(seen)

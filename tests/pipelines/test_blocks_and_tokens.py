@@ -8,26 +8,19 @@ from diffusers_text_nfdm import MarkovChainScheduler, ReverseODEScheduler, Rever
 
 
 LENGTH, BLOCK = 6, 2
-CATEGORICAL = {
-    "prediction_type": "categorical",
-    "posterior_features": True,
-    "neighbor_mixing": 1,
-    "decoder": "gaussian",
-}
+BLOCKS = {"clock": f"blocks:{BLOCK}", "predictor": "two_stream"}
+CATEGORICAL = {"prediction_type": "categorical", "decoder": "gaussian"}
 SCHEDULERS = {
     "star": MarkovChainScheduler(),
     "tokens": MarkovChainScheduler(0.5, prediction="tokens"),
     "sde": ReverseSDEScheduler(),
     "heun": ReverseODEScheduler("heun"),
-    "adaptive": ReverseODEScheduler("adaptive"),
 }
 
 
 def block_pipeline(name: str = "nfdm", scheduler: str = "star", **overrides):
     """A pipeline for texts of three blocks."""
-    return make_pipeline(
-        name, SCHEDULERS[scheduler], max_length=LENGTH, block_size=BLOCK, **{**CATEGORICAL, **overrides}
-    )
+    return make_pipeline(name, SCHEDULERS[scheduler], max_length=LENGTH, **{**BLOCKS, **CATEGORICAL, **overrides})
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -39,9 +32,8 @@ def test_every_model_and_scheduler_makes_whole_texts(name, scheduler):
         assert output.num_function_evaluations == 7
 
 
-@pytest.mark.parametrize("scheduler", ["star", "tokens", "adaptive"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_sample_does_not_depend_on_its_batch(scheduler):
-    # In double precision: the adaptive method decides on the error of a step, and a rounding may turn it.
     pipe = block_pipeline("mulan", scheduler, dtype=torch.float64)
     together = pipe(
         num_samples=3, num_inference_steps=6, generator=[seeded(i) for i in range(3)], output_type="latent"
@@ -50,22 +42,68 @@ def test_a_sample_does_not_depend_on_its_batch(scheduler):
     assert torch.allclose(together.latents[1:2], alone.latents, atol=1e-9)
 
 
-def test_steps_are_shared_out_to_the_blocks_and_later_ones_see_earlier_ones():
-    pipe, seen = block_pipeline(), []
-    predict = pipe.model.predict
+def test_the_adaptive_method_is_not_for_blocks():
+    pipe = block_pipeline()
+    pipe.scheduler = ReverseODEScheduler("adaptive")
+    with pytest.raises(ValueError, match="Method 'adaptive' has a time for every sample"):
+        pipe(num_inference_steps=6)
 
-    def spy(z, t, context, previous):
-        seen.append((tuple(z.shape), previous))
-        return predict(z, t, context, previous)
 
-    pipe.model.predict = spy
+def watch_denoise(pipe, monkeypatch) -> list[tuple]:
+    """The latents, times, clean tokens and windows of all predictions to come."""
+    seen, denoise = [], pipe.model.denoise
+
+    def spy(z, t, context, clean, window=None):
+        seen.append((z, t, clean, window))
+        return denoise(z, t, context, clean, window=window)
+
+    monkeypatch.setattr(pipe.model, "denoise", spy)
+    return seen
+
+
+@pytest.mark.parametrize("scheduler, calls", [("star", [3, 2, 2]), ("sde", [3, 2, 2]), ("heun", [5, 3, 3])])
+def test_steps_are_shared_out_to_the_blocks_and_later_ones_see_earlier_ones(scheduler, calls, monkeypatch):
+    pipe = block_pipeline(scheduler=scheduler)
+    seen = watch_denoise(pipe, monkeypatch)
     output = pipe(num_samples=2, num_inference_steps=7, generator=seeded(0), output_type="seq")
-    assert [0 if previous is None else previous.shape[1] for _, previous in seen] == [0, 0, 0, 2, 2, 4, 4]
-    assert all(shape == (2, BLOCK, DIM) for shape, _ in seen)
-    # The tokens before a block are encoded once for all its steps.
-    assert seen[-1][1] is seen[-2][1]
-    expected = pipe.model.encode_previous(output.sequences[:, : LENGTH - BLOCK])
-    assert torch.allclose(seen[-1][1], expected, atol=1e-6)
+    blocks = [block for block in range(3) for _ in range(calls[block])]
+    assert [window.start // BLOCK for *_, window in seen] == blocks
+    assert [0 if clean is None else clean.length for _, _, clean, _ in seen] == [block * BLOCK for block in blocks]
+    assert all(z.shape == (2, LENGTH, DIM) and window.stop - window.start == BLOCK for z, _, _, window in seen)
+    for _, t, _, window in seen:
+        t = t.expand(2, LENGTH)
+        assert not t[:, : window.start].any() and (t[:, window.stop :] > 0.99).all() and (t[:, window] > 0).all()
+    # What is kept of the tokens before a block is the same in all its steps: that of the tokens that were written.
+    assert seen[-1][2] is seen[-2][2]
+    _, expected = pipe.model.read_clean(output.sequences[:, : LENGTH - BLOCK], BLOCK)
+    for actual, wanted in zip(seen[-1][2].keys_values, expected.keys_values):
+        torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("self_conditioning", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_no_prefix_is_encoded_twice(scheduler, size, self_conditioning, monkeypatch):
+    pipe = block_pipeline(scheduler=scheduler, self_conditioning=self_conditioning)
+    read, read_clean = [], pipe.model.predictor.read_clean
+
+    def spy(ids, embeddings, block_size, before=None):
+        read.append((0 if before is None else before.length, ids.shape[1]))
+        return read_clean(ids, embeddings, block_size, before)
+
+    monkeypatch.setattr(pipe.model.predictor, "read_clean", spy)
+    pipe(num_samples=2, num_inference_steps=13, clock=f"blocks:{size}", generator=seeded(0))
+    # Each block but the last is read once, behind those before it.
+    assert read == [(start, size) for start in range(0, LENGTH - size, size)]
+    assert sum(tokens for _, tokens in read) == LENGTH - size
+
+
+def test_a_block_as_long_as_the_text_is_the_shared_clock(monkeypatch):
+    pipe = block_pipeline()
+    monkeypatch.setattr(pipe.model.predictor, "read_clean", None)
+    options = {"num_samples": 3, "num_inference_steps": 5, "output_type": "latent"}
+    one, shared = (pipe(clock=clock, generator=seeded(0), **options).latents for clock in (f"blocks:{LENGTH}", "shared"))
+    torch.testing.assert_close(one, shared, rtol=1e-4, atol=1e-4)
 
 
 def test_given_latents_start_the_blocks():
@@ -87,7 +125,7 @@ def test_trajectory_has_the_texts_so_far():
 
 
 def test_fewer_steps_than_blocks_are_refused():
-    with pytest.raises(ValueError, match="`num_inference_steps` is 2; a text of this model has 3 blocks"):
+    with pytest.raises(ValueError, match="`num_inference_steps` is 2; along the clock 'blocks:2' a text has 3 blocks"):
         block_pipeline()(num_inference_steps=2)
 
 

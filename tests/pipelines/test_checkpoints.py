@@ -164,11 +164,18 @@ def test_a_repository_that_was_never_downloaded_is_refused_offline(tmp_path):
         load("user/unknown", cache_dir=tmp_path)
 
 
-def test_a_checkpoint_of_a_newer_format_is_refused(copy):
+@pytest.mark.parametrize(
+    "number, message",
+    [
+        (99, "`checkpoint_format` is 99; .*reads formats up to 2. Upgrade it"),
+        (1, "`checkpoint_format` is 1; .*reads format 2 only. Train the model again"),
+    ],
+)
+def test_a_checkpoint_of_another_format_is_refused(copy, number, message):
     config = json.loads((copy / "model" / "config.json").read_text())
-    assert config["checkpoint_format"] == 1
-    (copy / "model" / "config.json").write_text(json.dumps({**config, "checkpoint_format": 99}))
-    with pytest.raises(ValueError, match="`checkpoint_format` is 99; .*reads formats up to 1. Upgrade it"):
+    assert config["checkpoint_format"] == 2
+    (copy / "model" / "config.json").write_text(json.dumps({**config, "checkpoint_format": number}))
+    with pytest.raises(ValueError, match=message):
         load(copy)
 
 

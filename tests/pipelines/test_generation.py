@@ -186,7 +186,7 @@ def test_texts_stop_at_end_with_a_tokenizer_that_does_not_know_how(pipe, monkeyp
 
 def test_a_tokenizer_without_end_is_refused_before_any_work(pipe, monkeypatch):
     pipe.tokenizer.eos_token = None
-    monkeypatch.setattr(pipe.model, "predict", None)
+    monkeypatch.setattr(pipe.model, "denoise", None)
     with pytest.raises(ValueError, match="no END token"):
         pipe(num_inference_steps=1)
 
@@ -272,16 +272,17 @@ def test_clamping_puts_every_prediction_on_its_nearest_embedding(pipelines, name
     pipe = pipelines[name]
     pipe.scheduler = MarkovChainScheduler()
     free, clamped = [], []
-    predict, table = pipe.model.predict, pipe.model.embedding_table()
+    denoise, table = pipe.model.denoise, pipe.model.embedding_table()
 
     def watch(pipeline, step, timestep, tensors):
         clamped.append(tensors["prediction"])
 
-    def record(*args):
-        free.append(predict(*args))
-        return free[-1]
+    def record(*args, **options):
+        prediction = denoise(*args, **options)
+        free.append(prediction.embeddings)
+        return prediction
 
-    pipe.model.predict = record
+    pipe.model.denoise = record
     try:
         pipe(
             num_samples=2,
@@ -292,7 +293,8 @@ def test_clamping_puts_every_prediction_on_its_nearest_embedding(pipelines, name
             callback_on_step_end_tensor_inputs=["prediction"],
         )
     finally:
-        del pipe.model.predict
+        del pipe.model.denoise
+    assert len(free) == len(clamped) == 4
     for before, after in zip(free, clamped):
         distances = (before[:, :, None] - table).square().sum(-1)
         torch.testing.assert_close(after, table[distances.argmin(-1)])
@@ -366,7 +368,7 @@ def test_progress_bar_counts_the_predictor_calls_of_all_batches(pipelines, sched
     ],
 )
 def test_bad_input_is_refused_by_name_and_value_before_any_work(pipe, monkeypatch, arguments, message):
-    monkeypatch.setattr(pipe.model, "predict", None)
+    monkeypatch.setattr(pipe.model, "denoise", None)
     state = torch.get_rng_state()
     with pytest.raises(ValueError, match=message):
         pipe(**arguments)

@@ -8,6 +8,7 @@ from gaussian_data import GaussianData, order_of_convergence
 from tiny import DIM, LENGTH, MODELS, make_inputs, make_model, make_process
 
 from diffusers_text_nfdm import ReverseODEScheduler, ReverseSDEScheduler
+from diffusers_text_nfdm.clocks import BatchClock, make_clock
 from diffusers_text_nfdm.networks.dual import Dual
 from diffusers_text_nfdm.schedulers import TextDiffusionScheduler
 from diffusers_text_nfdm.schedulers.scheduling_reverse_ode import TABLEAUS
@@ -71,6 +72,17 @@ def test_adaptive_method_meets_its_tolerance_at_the_cost_of_order_three(data, z)
     assert abs(order_of_convergence(errors[1:], calls[1:]) - 3) < 0.5
     # Three calls a step, and a fourth in the first one.
     assert scheduler.order == 3 and calls[0] < 60 and all(count % 3 == 1 for count in calls)
+
+
+@pytest.mark.parametrize("clock", ["shared", "ramp:0.5", "ramp:4", "random:4", "ramp:40"])
+def test_adaptive_method_comes_closer_with_its_tolerance_along_every_ramp(data, z, clock):
+    exact, errors, calls = data.flow(z, START, 0.0), [], []
+    batch_clock = BatchClock(make_clock(clock, LENGTH), LENGTH, order=torch.rand(3, LENGTH, dtype=z.dtype))
+    for tolerance in (1e-2, 1e-3, 1e-4):
+        scheduler = ReverseODEScheduler("adaptive", rtol=tolerance, atol=tolerance)
+        errors.append((data.run(scheduler, z, 8, batch_clock) - exact).abs().max().item())
+        calls.append(scheduler.num_function_evaluations)
+    assert errors[0] < 0.5 and errors[2] < 0.1 * errors[0] and calls == sorted(calls)
 
 
 def test_adaptive_method_survives_the_stiff_end_of_diffusion_lm(z):

@@ -56,6 +56,16 @@ class Denoiser:
         prediction.window, prediction.length = window, z.shape[1]
         return prediction
 
+    def predict_unseen(self, clean: CleanTokens | None, places: Places, context: Tensor | None = None) -> Prediction:
+        """What the predictor says of tokens of which nothing is seen, at places of their own: those of time 1."""
+        keys, _ = clean[0]
+        n = places.positions.shape[-1]
+        z = keys.new_zeros(len(keys), n, self.config.embedding_dim, dtype=self.latent_dtype)
+        t, nothing = z.new_ones(len(z), 1), (z.new_zeros(1, 1, 1), z.new_ones(1, 1, 1))
+        shown = torch.zeros_like(z) if self.config.self_conditioning else None
+        inputs = z, t, nothing, self.embedding_table(), self.token_bias.to(z.dtype), context, shown, clean, places
+        return self.prediction(self.predictor, *inputs)
+
     @torch.no_grad()
     def first_prediction(
         self,

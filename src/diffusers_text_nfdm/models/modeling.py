@@ -197,6 +197,7 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         generator: torch.Generator | None = None,
         context_weight: float = 1.0,
         next_token_weight: float = 0.0,
+        next_token_only: bool = False,
         cross_entropy: bool = False,
         masked: Tensor | None = None,
         return_dict: bool = True,
@@ -211,12 +212,15 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             draws: the random numbers, instead of new ones from `generator`.
             context_weight: weight of the context's divergence in `loss` (KL warm-up); `bound` always has it whole.
             next_token_weight: weight in `loss` of the clean stream's `-log p(x_i | x_<i)`.
+            next_token_only: nothing else.
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It trains no
                 embedding and no forward process; steps of the two are mixed in training.
             masked: `(batch, max_length)`, tokens of which `cross_entropy` shows nothing: their time is 1.
         """
         self.check_inputs(input_ids, known, t)
         self._check_options(cross_entropy, masked, next_token_weight)
+        if next_token_only:
+            return self._next_token_output(input_ids, next_token_weight, return_dict)
         clock = self.clock(clock)
         draws = self.draw(len(input_ids), generator, input_ids.device) if draws is None else draws
         times = self.token_times(clock, draws, known) if t is None else self.given_times(t, known)
@@ -237,6 +241,11 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         if next_token is not None:
             output.next_token = next_token.sum(-1)
             output.loss = output.loss + next_token_weight * next_token.sum() / len(next_token)
+        return output if return_dict else output.to_tuple()
+
+    def _next_token_output(self, input_ids: Tensor, weight: float, return_dict: bool) -> TextDiffusionOutput | tuple:
+        _, losses = self.clean_stream(input_ids, None, next_token=True, detach_process=True)
+        output = TextDiffusionOutput(loss=weight * losses.sum() / len(losses), next_token=losses.sum(-1))
         return output if return_dict else output.to_tuple()
 
     def token_times(

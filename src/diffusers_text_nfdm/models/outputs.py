@@ -80,8 +80,11 @@ class TextDiffusionOutput(ModelOutput):
                 continue
             bad = ~torch.isfinite(values)
             if bad.any():
-                times = ", ".join(f"{time:.6g}" for time in self.t[bad].flatten().tolist()[:5])
-                return f"{name} is {values[bad][0].item()} at t = {times}"
+                where = ""
+                if self.t is not None:
+                    times = ", ".join(f"{time:.6g}" for time in self.t[bad].flatten().tolist()[:5])
+                    where = f" at t = {times}"
+                return f"{name} is {values[bad][0].item()}{where}"
         return None
 
 

@@ -8,30 +8,26 @@ import torch
 from torch import Tensor
 
 
-def draw_tokens(
+def token_probabilities(
     logits: Tensor,
-    uniforms: Tensor,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float = 0.0,
 ) -> Tensor:
-    """One token per position, `(...)`, from logits `(..., vocab)` and uniform random numbers `(...)`, by the cumulative distribution.
+    """`softmax(logits / temperature)` over the last axis, cut off and normalised again.
 
-    It is drawn from `softmax(logits / temperature)`, restricted to the `top_k` most probable tokens, to the smallest set of them with
-    probability `top_p`, and to those with at least `min_p` times the probability of the most probable one. `temperature=0`
-    takes the most probable token.
+    What stays are the `top_k` most probable tokens, of these the fewest with probability `top_p`, and those with at least `min_p`
+    times the probability of the most probable one.
     """
-    if temperature == 0:
-        return logits.argmax(-1)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    order = None
-    if top_k is not None or top_p is not None:
-        logits, order = logits.sort(-1, descending=True)
     # With the largest at zero a small temperature cannot overflow.
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if min_p:
         logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)
+    if top_k is None and top_p is None:
+        return torch.softmax(logits, -1)
+    logits, order = logits.sort(-1, descending=True)
     if top_k is not None:
         logits[..., top_k:] = -torch.inf
     probabilities = torch.softmax(logits, -1)
@@ -39,12 +35,24 @@ def draw_tokens(
         # A token stays while the more probable ones before it have not reached `top_p`: at least one always does.
         before = probabilities.cumsum(-1) - probabilities
         probabilities = probabilities.masked_fill(before >= top_p, 0)
-    cumulative = probabilities.cumsum(-1)
-    # Below the total, so that rounding cannot reach beyond the last token of probability above zero.
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    return torch.empty_like(probabilities).scatter_(-1, order, probabilities)
+
+
+def draw_from(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """One token per position, `(...)`, in proportion to weights `(..., vocab)`, by uniform random numbers `(...)`."""
+    cumulative = weights.cumsum(-1)
+    # Below the total, so that rounding cannot reach beyond the last token of a weight above zero.
     total = cumulative[..., -1:]
     drawn = (uniforms[..., None].to(total) * total).minimum(torch.nextafter(total, torch.zeros_like(total)))
-    chosen = torch.searchsorted(cumulative, drawn, right=True)
-    return (chosen if order is None else order.gather(-1, chosen))[..., 0]
+    return torch.searchsorted(cumulative, drawn, right=True)[..., 0]
+
+
+def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float = 1.0, **cuts) -> Tensor:
+    """A draw from `token_probabilities` at every position, or at `temperature=0` the most probable token."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    return draw_from(token_probabilities(logits, temperature, **cuts), uniforms)
 
 
 def select_tokens(
@@ -64,4 +72,4 @@ def select_tokens(
     else:
         device = logits.device if generators is None else generators.device
         uniforms = torch.rand(shape, generator=generators, device=device)
-    return draw_tokens(logits, uniforms.to(logits.device), temperature, top_k, top_p, min_p)
+    return draw_tokens(logits, uniforms.to(logits.device), temperature, top_k=top_k, top_p=top_p, min_p=min_p)

@@ -13,18 +13,15 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..checks import check_one_of, is_number
-from ..clocks import BatchClock, Clock, check_known
+from ..clocks import BatchClock, Clock
 from ..models import Prediction, TextDiffusionModel, evaluation_mode
 from ..models.token_choice import select_tokens
 from ..networks.two_stream_predictor import CleanTokens
-from ..schedulers import TextDiffusionScheduler
-from ..tokenization import special_ids
+from ..schedulers import DraftVerifyScheduler, TextDiffusionScheduler
+from .checks import check_call, check_draft
+from .draft_verify import write_verified
 from .hub import HubCheckpointMixin
-from .samples import check_samples, check_temperature, decode_texts, sample_generators
-
-
-OUTPUT_TYPES = ("text", "seq", "latent")
+from .samples import decode_texts, sample_generators
 
 
 @dataclass
@@ -36,8 +33,8 @@ class NFDMTextPipelineOutput(BaseOutput):
         latents: z_0 `(num_samples, max_length, dim)` (`"latent"`).
         trajectory: best tokens of every Ê, `(predictions, num_samples, max_length)`, when asked for.
         trajectory_times: their global times u, `(predictions, num_samples)`.
-        num_function_evaluations: predictor calls that each sample took, two for each time with self-conditioning (the most of
-            any batch, for an adaptive scheduler).
+        num_function_evaluations: the most predictor calls that a sample took.
+        calls: predictor calls that each sample took, `(num_samples,)`: two for each time with self-conditioning.
     """
 
     texts: list[str] | None = None
@@ -46,6 +43,7 @@ class NFDMTextPipelineOutput(BaseOutput):
     trajectory: Tensor | None = None
     trajectory_times: Tensor | None = None
     num_function_evaluations: int = 0
+    calls: Tensor | None = None
 
 
 @dataclass
@@ -86,7 +84,7 @@ class _Batch:
     clean: CleanTokens | None = None
     trajectory: list[Tensor] = field(default_factory=list)
     times: list[Tensor] = field(default_factory=list)
-    calls: int = 0
+    calls: int | Tensor = 0
 
     def with_known(self, tokens: Tensor) -> Tensor:
         """The tokens, and those that are known, from the first position on."""
@@ -102,7 +100,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     Args:
         model: an `NFDMModel`, `MuLANModel` or `DiffusionLMModel`.
         tokenizer: the tokenizer that the model was trained with.
-        scheduler: a `MarkovChainScheduler`, `ReverseSDEScheduler` or `ReverseODEScheduler`.
+        scheduler: a `MarkovChainScheduler`, `ReverseSDEScheduler`, `ReverseODEScheduler` or `DraftVerifyScheduler`.
 
     ```python
     pipe = NFDMTextPipeline.from_pretrained("user/nfdm-rocstories")
@@ -113,7 +111,10 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     _callback_tensor_inputs = ["latents", "prediction", "tokens"]
 
     def __init__(
-        self, model: TextDiffusionModel, tokenizer: PreTrainedTokenizerBase, scheduler: TextDiffusionScheduler
+        self,
+        model: TextDiffusionModel,
+        tokenizer: PreTrainedTokenizerBase,
+        scheduler: TextDiffusionScheduler | DraftVerifyScheduler,
     ):
         super().__init__()
         self.register_modules(model=model, tokenizer=tokenizer, scheduler=scheduler)
@@ -165,14 +166,25 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         given = next((x for x in (latents, input_ids) if x is not None), None)
         if num_samples is None:
             num_samples = 1 if given is None else len(given)
+        check_draft(
+            self,
+            clock=clock,
+            input_ids=input_ids,
+            timesteps=timesteps,
+            latents=latents,
+            temperature=temperature or None,
+            clamp_predictions=clamp_predictions or None,
+            output_type="latent" if output_type == "latent" else None,
+            callback_on_step_end=callback_on_step_end,
+        )
         clock = self.model.clock(clock)
-        if num_inference_steps is None and timesteps is None:
+        if num_inference_steps is None and timesteps is None and not isinstance(self.scheduler, DraftVerifyScheduler):
             num_inference_steps = max(
                 64, self.model.config.max_length // (clock.block_size or self.model.config.max_length)
             )
-        self._check_call(
-            num_samples, batch_size, generator, latents, input_ids, known, temperature, top_k, top_p, clamp_predictions,
-            output_type, callback_on_step_end_tensor_inputs,
+        check_call(
+            self, num_samples, batch_size, generator, latents, input_ids, known, temperature, top_k, top_p,
+            clamp_predictions, output_type, callback_on_step_end_tensor_inputs,
         )  # fmt: skip
         starts = range(0, num_samples, batch_size)
         generators = sample_generators(num_samples, generator)
@@ -198,6 +210,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 self._generate(batch, options)
                 batches.append(batch)
         self.maybe_free_model_hooks()
+        calls = torch.cat([torch.as_tensor(batch.calls).expand(len(batch.z)) for batch in batches]).cpu()
+        calls = calls * self.model.config.calls_per_prediction
         sequences = None if output_type == "latent" else torch.cat([batch.written for batch in batches]).cpu()
         trajectory, trajectory_times = _join_trajectories(batches) if return_trajectory else (None, None)
         output = NFDMTextPipelineOutput(
@@ -206,7 +220,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             latents=torch.cat([batch.z for batch in batches]) if output_type == "latent" else None,
             trajectory=trajectory,
             trajectory_times=trajectory_times,
-            num_function_evaluations=max(batch.calls for batch in batches) * self.model.config.calls_per_prediction,
+            num_function_evaluations=int(calls.max()),
+            calls=calls,
         )
         return output if return_dict else output.to_tuple()
 
@@ -240,6 +255,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     def _generate(self, batch: _Batch, options: _Options) -> None:
         """From noise to z_0 and tokens."""
         model, scheduler = self.model, self.scheduler
+        if isinstance(scheduler, DraftVerifyScheduler):
+            self._write_verified(batch, options)
+            return
         clock = BatchClock(options.clock, model.config.max_length, batch.known, self._order(batch, options.clock))
         # A fresh start for every batch: schedulers carry state from step to step.
         self._set_timesteps(options, clock)
@@ -261,6 +279,17 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             batch.calls += 1
             options.bar.update()
         self._write(batch, model.config.max_length, clock.block_size, options)
+
+    def _write_verified(self, batch: _Batch, options: _Options) -> None:
+        def note(tokens: Tensor) -> None:
+            if options.keep_trajectory:
+                batch.trajectory.append(tokens.cpu())
+                batch.times.append(torch.zeros(len(tokens)))
+            options.bar.update()
+
+        batch.written, batch.calls = write_verified(
+            self.model, self.scheduler, batch.generators, batch.context, options.num_steps, note
+        )
 
     def _predict(self, batch: _Batch, timestep: Tensor, clock: BatchClock, options: _Options) -> Prediction | Tensor:
         """What the model says of the tokens: of those of the block in motion, if the text is in blocks."""
@@ -315,6 +344,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
 
     def _count_calls(self, options: _Options) -> float:
         """How many predictions a batch takes."""
+        if isinstance(self.scheduler, DraftVerifyScheduler):
+            return float("inf")
         self._set_timesteps(options, BatchClock(options.clock, self.model.config.max_length))
         # An adaptive scheduler does not know how many calls it will take.
         return len(self.scheduler.timesteps) if hasattr(self.scheduler.timesteps, "__len__") else float("inf")
@@ -329,63 +360,13 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             clock=clock,
         )
 
-    def _check_call(
-        self, num_samples, batch_size, generator, latents, input_ids, known, temperature, top_k, top_p,
-        clamp_predictions, output_type, callback_inputs,
-    ) -> None:  # fmt: skip
-        check_samples(num_samples, batch_size, generator)
-        shape = (num_samples, *self.model.latent_shape)
-        if latents is not None and not isinstance(latents, Tensor):
-            raise ValueError(f"`latents` is a {type(latents).__name__}; it must be a tensor of shape {shape}.")
-        if latents is not None and tuple(latents.shape) != shape:
-            raise ValueError(
-                f"`latents` has shape {tuple(latents.shape)}; it must be {shape}: samples, positions, dimensions."
-            )
-        if latents is not None and not torch.isfinite(latents).all():
-            raise ValueError("`latents` has values that are not finite.")
-        check_temperature(temperature)
-        if temperature == 0 and (top_k is not None or top_p is not None):
-            raise ValueError(
-                "`top_k` and `top_p` need a `temperature` above 0: at 0 the most probable token is taken."
-            )
-        if top_k is not None and (not is_number(top_k) or not isinstance(top_k, int) or top_k < 1):
-            raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
-        if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
-            raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
-        if (input_ids is None) != (known is None):
-            raise ValueError("`input_ids` and `known` go together: token ids, and which of them are given.")
-        if input_ids is not None:
-            self.model.check_inputs(input_ids)
-            if len(input_ids) != num_samples:
-                raise ValueError(f"`input_ids` has {len(input_ids)} rows for {num_samples} samples; each needs one.")
-            check_known(known, input_ids.shape)
-        draws_tokens = self.scheduler.config.get("prediction") == "tokens"
-        if draws_tokens and self.model.config.prediction_type != "categorical":
-            raise ValueError(
-                "The scheduler has `prediction` 'tokens', but the model has `prediction_type` "
-                f"{self.model.config.prediction_type!r}; only 'categorical' has a distribution to draw them from."
-            )
-        if draws_tokens and clamp_predictions:
-            raise ValueError(
-                "`clamp_predictions` is True, but with the scheduler's `prediction` 'tokens' Ê is tokens already."
-            )
-        check_one_of("output_type", output_type, OUTPUT_TYPES)
-        if output_type == "text":
-            # Says what is missing in a tokenizer that cannot tell where a text ends.
-            special_ids(self.tokenizer)
-        unknown = set(callback_inputs) - set(self._callback_tensor_inputs)
-        if unknown:
-            raise ValueError(
-                f"`callback_on_step_end_tensor_inputs` has {sorted(unknown)}; allowed are {self._callback_tensor_inputs}."
-            )
-
 
 def _join_trajectories(batches: list[_Batch]) -> tuple[Tensor, Tensor]:
     """Stack calls and join samples; a batch that an adaptive scheduler finished early stays at its last tokens."""
-    longest = max(batch.calls for batch in batches)
+    longest = max(len(batch.trajectory) for batch in batches)
     tokens, times = [], []
     for batch in batches:
-        missing = longest - batch.calls
+        missing = longest - len(batch.trajectory)
         tokens.append(torch.stack(batch.trajectory + batch.trajectory[-1:] * missing))
         times.append(torch.stack(batch.times + batch.times[-1:] * missing))
     return torch.cat(tokens, dim=1), torch.cat(times, dim=1)

@@ -103,8 +103,9 @@ class TrainingArguments:
     )
     time_sampler_learning_rate: float = setting(0.01, "optimisation", "of Adam for the learned time buckets")
     muon_momentum: float = setting(0.95, "optimisation", "of Muon")
-    warmup_steps: int = setting(
-        0, "optimisation", "steps of linear growth of the learning rates; then they fall linearly to 0"
+    warmup_steps: int = setting(0, "optimisation", "steps of linear growth of the learning rates")
+    decay_steps: int | None = setting(
+        None, "optimisation", "steps of their linear fall to 0 at the end; by default all after the warm-up"
     )
     max_grad_norm: float = setting(1.5, "optimisation", "gradients are clipped to this norm")
     clip_after_steps: int = setting(10_000, "optimisation", "step at which clipping begins")
@@ -126,8 +127,17 @@ class TrainingArguments:
         "optimisation",
         "mixture of the clocks that training follows, as clock=share, such as shared=0.5 blocks:8=0.5; by default the model's own",
     )
+    growth_steps: int = setting(
+        0,
+        "optimisation",
+        "steps over which the largest global time of steps on the cross-entropy grows to 1: few tokens are in motion first",
+    )
+    first_largest_time: float = setting(0.2, "optimisation", "largest global time at the beginning of that growth")
     next_token_weight: float = setting(
         0.0, "optimisation", "weight of the clean stream's next-token loss, for the two-stream predictor"
+    )
+    next_token_steps: int = setting(
+        0, "optimisation", "steps at the beginning that train the clean stream alone, on its next-token loss"
     )
     context_warmup_steps: int = setting(
         0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1"
@@ -198,6 +208,8 @@ class TrainingArguments:
             "warmup_steps",
             "clip_after_steps",
             "cross_entropy_steps",
+            "growth_steps",
+            "next_token_steps",
             "context_warmup_steps",
             "min_word_count",
             "num_samples",
@@ -210,6 +222,12 @@ class TrainingArguments:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in [0, 1).")
         if not 0 <= self.masked_share <= 1:
             raise ValueError(f"`masked_share` is {self.masked_share!r}; it must be in [0, 1].")
+        if not 0 < self.first_largest_time <= 1:
+            raise ValueError(f"`first_largest_time` is {self.first_largest_time!r}; it must be in (0, 1].")
+        if self.growth_steps and not self.cross_entropy_steps:
+            raise ValueError(f"`growth_steps` is {self.growth_steps}; it needs `cross_entropy_steps` above 0.")
+        if self.next_token_steps and not self.next_token_weight:
+            raise ValueError(f"`next_token_steps` is {self.next_token_steps}; it needs a `next_token_weight` above 0.")
         self._check_clocks()
         if self.model_type == AutoregressiveConfig.model_type:
             self._check_autoregressive()
@@ -270,6 +288,8 @@ class TrainingArguments:
             "masked_share",
             "clocks",
             "next_token_weight",
+            "next_token_steps",
+            "growth_steps",
             "forward_learning_rate",
             "context_warmup_steps",
             "scheduler_config",

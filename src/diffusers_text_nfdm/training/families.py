@@ -61,6 +61,8 @@ class DiffusionFamily:
         self, model: TextDiffusionModel, step: int, generator: torch.Generator
     ) -> Callable[[int, int], dict[str, Any]]:
         arguments, device = self.arguments, generator.device
+        if step < arguments.next_token_steps:
+            return lambda start, stop: {"next_token_weight": 1.0, "next_token_only": True}
         batch_size, length = arguments.batch_size, model.config.max_length
         draws = model.draw(batch_size, generator, device)
         warmup = arguments.context_warmup_steps
@@ -72,6 +74,7 @@ class DiffusionFamily:
         masked = None
         if (step + 1) % (arguments.cross_entropy_steps + 1):
             shared["cross_entropy"] = True
+            draws.uniforms = draws.uniforms * self._largest_time(step)
             if arguments.masked_share:
                 masked = torch.rand(batch_size, length, generator=generator, device=device) < arguments.masked_share
 
@@ -80,6 +83,14 @@ class DiffusionFamily:
             return {"draws": draws.slice(start, stop), **shared, **rows}
 
         return options
+
+    def _largest_time(self, step: int) -> float:
+        """Grows linearly to 1 after the steps on the next token alone."""
+        arguments = self.arguments
+        if not arguments.growth_steps:
+            return 1.0
+        first, grown = arguments.first_largest_time, (step - arguments.next_token_steps) / arguments.growth_steps
+        return min(1.0, first + (1 - first) * grown)
 
     def _draw_clock(self, generator: torch.Generator) -> str | None:
         """One of the mixture's clocks; `None` for the model's own."""

@@ -107,11 +107,12 @@ def check_combination(distributed_type: DistributedType, is_fsdp2: bool, mixed_p
         )
 
 
-def learning_rate_factor(step: int, warmup_steps: int, max_steps: int) -> float:
-    """Linear growth over the warm-up, then linear decay to 0 at `max_steps`."""
+def learning_rate_factor(step: int, warmup_steps: int, max_steps: int, decay_steps: int | None = None) -> float:
+    """Linear growth over the warm-up, then 1, then a linear fall to 0 over the last `decay_steps`, all that are left by default."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
-    return max(0.0, (max_steps - step) / max(1, max_steps - warmup_steps))
+    falling = max_steps - warmup_steps if decay_steps is None else decay_steps
+    return min(1.0, max(0, max_steps - step) / max(1, falling))
 
 
 class ExponentialMovingAverage:

@@ -214,7 +214,7 @@ class Trainer:
         """One optimizer step: the output for every part of the batch, and the norm of the gradient before clipping."""
         arguments, accelerator, partition = self.arguments, self.accelerator, self.partition
         step, model = self.progress.step, self.model
-        factor = learning_rate_factor(step, arguments.warmup_steps, arguments.max_steps)
+        factor = learning_rate_factor(step, arguments.warmup_steps, arguments.max_steps, arguments.decay_steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * factor

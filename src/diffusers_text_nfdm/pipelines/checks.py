@@ -1,0 +1,98 @@
+"""What a call of the pipeline refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..checks import check_one_of, is_number
+from ..clocks import check_known
+from ..schedulers import DraftVerifyScheduler
+from ..tokenization import special_ids
+from .samples import check_samples, check_temperature
+
+
+if TYPE_CHECKING:
+    from .pipeline_nfdm_text import NFDMTextPipeline
+
+
+OUTPUT_TYPES = ("text", "seq", "latent")
+
+
+def check_draft(pipeline: NFDMTextPipeline, **given: Any) -> None:
+    """Raise a ValueError for what draft and verify has no use for, and for a model that it cannot be done with."""
+    if not isinstance(pipeline.scheduler, DraftVerifyScheduler):
+        return
+    config = pipeline.model.config
+    if config.predictor != "two_stream" or config.prediction_type != "categorical":
+        raise ValueError(
+            "DraftVerifyScheduler needs a clean stream: a model with `predictor` 'two_stream' and `prediction_type` "
+            f"'categorical'; this one has {config.predictor!r} and {config.prediction_type!r}."
+        )
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"`{name}` has no meaning for DraftVerifyScheduler; leave it out.")
+
+
+def check_call(
+    pipeline: NFDMTextPipeline,
+    num_samples: int,
+    batch_size: int,
+    generator: torch.Generator | list[torch.Generator] | None,
+    latents: Tensor | None,
+    input_ids: Tensor | None,
+    known: Tensor | None,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    clamp_predictions: bool,
+    output_type: str,
+    callback_inputs: Sequence[str],
+) -> None:
+    """Raise a ValueError for arguments of a call that cannot be, before any work is done."""
+    check_samples(num_samples, batch_size, generator)
+    shape = (num_samples, *pipeline.model.latent_shape)
+    if latents is not None and not isinstance(latents, Tensor):
+        raise ValueError(f"`latents` is a {type(latents).__name__}; it must be a tensor of shape {shape}.")
+    if latents is not None and tuple(latents.shape) != shape:
+        raise ValueError(
+            f"`latents` has shape {tuple(latents.shape)}; it must be {shape}: samples, positions, dimensions."
+        )
+    if latents is not None and not torch.isfinite(latents).all():
+        raise ValueError("`latents` has values that are not finite.")
+    check_temperature(temperature)
+    if temperature == 0 and (top_k is not None or top_p is not None):
+        raise ValueError("`top_k` and `top_p` need a `temperature` above 0: at 0 the most probable token is taken.")
+    if top_k is not None and (not is_number(top_k) or not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
+    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
+        raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
+    if (input_ids is None) != (known is None):
+        raise ValueError("`input_ids` and `known` go together: token ids, and which of them are given.")
+    if input_ids is not None:
+        pipeline.model.check_inputs(input_ids)
+        if len(input_ids) != num_samples:
+            raise ValueError(f"`input_ids` has {len(input_ids)} rows for {num_samples} samples; each needs one.")
+        check_known(known, input_ids.shape)
+    draws_tokens = pipeline.scheduler.config.get("prediction") == "tokens"
+    if draws_tokens and pipeline.model.config.prediction_type != "categorical":
+        raise ValueError(
+            "The scheduler has `prediction` 'tokens', but the model has `prediction_type` "
+            f"{pipeline.model.config.prediction_type!r}; only 'categorical' has a distribution to draw them from."
+        )
+    if draws_tokens and clamp_predictions:
+        raise ValueError(
+            "`clamp_predictions` is True, but with the scheduler's `prediction` 'tokens' Ê is tokens already."
+        )
+    check_one_of("output_type", output_type, OUTPUT_TYPES)
+    if output_type == "text":
+        # Says what is missing in a tokenizer that cannot tell where a text ends.
+        special_ids(pipeline.tokenizer)
+    unknown = set(callback_inputs) - set(pipeline._callback_tensor_inputs)
+    if unknown:
+        raise ValueError(
+            f"`callback_on_step_end_tensor_inputs` has {sorted(unknown)}; allowed are {pipeline._callback_tensor_inputs}."
+        )

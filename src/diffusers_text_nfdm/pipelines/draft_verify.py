@@ -1,0 +1,82 @@
+"""Writing texts by drafts of the noisy stream that the clean stream verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..models import TextDiffusionModel
+from ..models.token_choice import draw_from
+from ..networks.two_stream_predictor import Places
+from ..schedulers import DraftVerifyScheduler
+
+
+def write_verified(
+    model: TextDiffusionModel,
+    scheduler: DraftVerifyScheduler,
+    generators: list[torch.Generator],
+    context: Tensor | None,
+    max_calls: int | None = None,
+    on_call: Callable[[Tensor], None] = lambda tokens: None,
+) -> tuple[Tensor, Tensor]:
+    """Token ids `(batch, max_length)`, and how many calls of the predictor each text took.
+
+    Args:
+        generators: one per text; a text does not depend on the others.
+        max_calls: a text that is not finished by then is cut off.
+        on_call: gets the texts with their drafts after every call.
+    """
+    config, n, device = model.config, len(generators), model.device
+    length, size = config.max_length, scheduler.config.block_size
+    drafted = size - 1
+    rows, offsets = torch.arange(n, device=device), torch.arange(size, device=device)
+    # Room for drafts that reach beyond the end.
+    text = torch.full((n, length + 2 * size), config.pad_token_id, device=device)
+    text[:, 0] = config.bos_token_id
+    written = torch.ones(n, dtype=torch.long, device=device)
+    calls = torch.zeros(n, dtype=torch.long, device=device)
+    q, finished = None, written >= length
+    while not finished.all() and (max_calls is None or int(calls.max()) < max_calls):
+        uniforms = torch.stack(
+            [torch.rand(2 * size, generator=g, device=g.device, dtype=torch.float64) for g in generators]
+        )
+        uniforms = uniforms.to(device)
+        calls = calls + ~finished
+        # The clean stream reads texts and drafts; the noisy one has a block for every place where a draft may end.
+        states, clean = model.read_clean(text[:, :length])
+        after = (written[:, None] - 1 + offsets).clamp_max(length - 1)
+        starts = (written[:, None] + offsets)[..., None].expand(-1, -1, size)
+        places = Places((starts + offsets).flatten(1).clamp_max(length), starts.flatten(1))
+        p = scheduler.probabilities(_logits(model.next_token_factors(states[rows[:, None], after])))
+        if q is None:
+            accepted, token = torch.zeros_like(written), draw_from(p[:, 0], uniforms[:, 0])
+        else:
+            draft = text[rows[:, None], written[:, None] + offsets[:-1]]
+            accepted, token = scheduler.step(draft, q, p, uniforms[:, :size])
+        logits = model.predict_unseen(clean, places, context).logits.unflatten(1, (size, size))
+        # The first token of the block is the one just drawn.
+        q = scheduler.probabilities(logits[rows, accepted, 1:])
+        draft = draw_from(q, uniforms[:, size : size + drafted])
+        text[rows, written + accepted] = torch.where(finished, text[rows, written + accepted], token)
+        written = torch.where(finished, written, written + accepted + 1)
+        places_of_draft = written[:, None] + offsets[:-1]
+        kept = text[rows[:, None], places_of_draft]
+        text[rows[:, None], places_of_draft] = torch.where(finished[:, None], kept, draft)
+        beyond = torch.arange(text.shape[1], device=device) >= written[:, None]
+        ended = (text == config.eos_token_id) & ~beyond
+        finished = finished | ended.any(1) | (written >= length)
+        on_call(text[:, :length])
+        # Finished texts have no draft behind them, so that their places stay inside the text.
+        text = torch.where(finished[:, None] & beyond, config.pad_token_id, text)
+        written = torch.where(finished, written.clamp_max(length), written)
+    beyond = torch.arange(text.shape[1], device=device) >= written[:, None]
+    text = text.masked_fill(beyond, config.pad_token_id)[:, :length]
+    after_end = (text == config.eos_token_id).cumsum(1) - (text == config.eos_token_id).long() > 0
+    return text.masked_fill(after_end, config.pad_token_id), calls
+
+
+def _logits(factors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    states, weight, bias = factors
+    return states @ weight.T + bias

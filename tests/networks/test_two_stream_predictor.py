@@ -1,0 +1,210 @@
+"""The two-stream predictor: who sees whom, and all blocks of a text in one call as each alone."""
+
+import pytest
+import torch
+from tiny import MODELS, VOCAB, make_inputs, make_model, relative_error, seeded
+
+from diffusers_text_nfdm.networks.two_stream_predictor import Places, Rotation, sees_clean, sees_noisy
+
+
+LENGTH, BLOCK, TEXTS = 6, 2, 3
+EXTRAS = {"embedding": {}, "categorical": {"prediction_type": "categorical", "decoder": "gaussian"}}
+
+
+def two_stream(name, extras, **overrides):
+    return make_model(name, max_length=LENGTH, predictor="two_stream", **{**EXTRAS[extras], **overrides})
+
+
+def texts():
+    return torch.randint(VOCAB, (TEXTS, LENGTH), generator=seeded(0))
+
+
+def noisy(name):
+    """Latents, a time for every token, and contexts."""
+    torch.manual_seed(1)
+    z, context = make_inputs(name, TEXTS, length=LENGTH)
+    return z, torch.rand(TEXTS, LENGTH, dtype=torch.float64), context
+
+
+# --- who sees whom ---
+
+
+def seen(visible):
+    return [[int(x) for x in row] for row in visible]
+
+
+def test_places_in_blocks_are_known_by_where_their_block_starts():
+    places = Places.in_blocks(6, 2)
+    assert places.positions.tolist() == [0, 1, 2, 3, 4, 5] and places.starts.tolist() == [0, 0, 2, 2, 4, 4]
+    assert Places.in_blocks(3).starts.tolist() == [0, 0, 0]
+    window = places.window(slice(2, 4))
+    assert window.positions.tolist() == [2, 3] and window.starts.tolist() == [2, 2]
+
+
+def test_a_noisy_token_sees_the_clean_tokens_of_earlier_blocks():
+    six = torch.arange(6)
+    assert seen(sees_clean(Places.in_blocks(6, 2), six)) == [
+        [0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+    ]
+    assert seen(sees_clean(Places.in_blocks(6, 3).window(slice(3, 5)), six[:4])) == [[1, 1, 1, 0], [1, 1, 1, 0]]
+    assert seen(sees_clean(Places.in_blocks(3, 1), six[:3])) == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
+    assert seen(sees_clean(Places.in_blocks(2), six[:2])) == [[0, 0], [0, 0]]
+
+
+def test_a_noisy_token_sees_the_noisy_tokens_of_its_own_block():
+    assert seen(sees_noisy(Places.in_blocks(4, 2))) == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+    assert seen(sees_noisy(Places.in_blocks(4))) == [[1, 1, 1, 1]] * 4
+    assert seen(sees_noisy(Places.in_blocks(4, 1))) == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+
+
+def test_texts_may_have_places_of_their_own():
+    places = Places(torch.tensor([[0, 1, 2], [3, 4, 5]]), torch.tensor([[0, 0, 2], [3, 4, 4]]))
+    assert [seen(text) for text in sees_noisy(places)] == [
+        [[1, 1, 0], [1, 1, 0], [0, 0, 1]],
+        [[1, 0, 0], [0, 1, 1], [0, 1, 1]],
+    ]
+    assert [seen(text) for text in sees_clean(places, torch.arange(4))] == [
+        [[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0]],
+        [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1]],
+    ]
+
+
+def test_scores_of_turned_queries_and_keys_depend_on_their_distance_alone():
+    query, key = torch.randn(2, 1, 8, dtype=torch.float64).expand(-1, 5, -1)
+    positions = torch.arange(5)
+    scores = (Rotation.at(positions - 1, 8)(query) @ Rotation.at(positions, 8)(key).mT)[0, 0]
+    for distance in range(-4, 5):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-5, atol=1e-5)
+    assert len(scores.round(decimals=4).unique()) == 9
+
+
+# --- blocks ---
+
+
+@pytest.mark.parametrize("self_conditioning", [False, True])
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+@pytest.mark.parametrize("extras", EXTRAS)
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_all_blocks_at_once_are_predicted_as_each_alone(name, extras, block_size, self_conditioning):
+    """What training computes in one call is what sampling computes block by block, with keys and values that it keeps."""
+    model, ids = two_stream(name, extras, self_conditioning=self_conditioning), texts()
+    z, t, context = noisy(name)
+    together = model.denoise(z, t, context, model.clean_stream(ids, block_size)[0], block_size=block_size)
+    clean = None
+    for start in range(0, LENGTH, block_size):
+        part = slice(start, start + block_size)
+        alone = model.denoise(z, t, context, clean, block_size=block_size, window=part)
+        assert relative_error(alone.embeddings[:, part], together.embeddings[:, part]) < 1e-12
+        if extras == "categorical":
+            assert relative_error(alone.logits, together.logits[:, part]) < 1e-12
+        outside = torch.ones(LENGTH, dtype=torch.bool)
+        outside[part] = False
+        assert not alone.embeddings[:, outside].any()
+        _, clean = model.read_clean(ids[:, part], clean)
+
+
+@pytest.mark.parametrize("extras", EXTRAS)
+@pytest.mark.parametrize("name", ["nfdm", "mulan"])
+@torch.no_grad()
+def test_a_block_depends_on_the_tokens_before_it_and_its_own_latents_and_times(name, extras):
+    model, ids = two_stream(name, extras), texts()
+    z, t, context = noisy(name)
+
+    def predict(ids, z, t):
+        clean, _ = model.clean_stream(ids, BLOCK)
+        return model.denoise(z, t, context, clean, block_size=BLOCK).embeddings
+
+    def blocks_that_change(*inputs):
+        changed = (predict(*inputs) != before).any(-1)
+        return changed.unflatten(1, (-1, BLOCK)).any(-1).nonzero().tolist()
+
+    before = predict(ids, z, t)
+    # Block 1 of text 0: its tokens, its latents, its times.
+    part = slice(BLOCK, 2 * BLOCK)
+    other_ids, other_z, other_t = ids.clone(), z.clone(), t.clone()
+    other_ids[0, part] = (ids[0, part] + 1) % VOCAB
+    other_z[0, part] += 1
+    other_t[0, part] = 1 - t[0, part]
+    assert blocks_that_change(ids, z, t) == []
+    assert blocks_that_change(other_ids, z, t) == [[0, 2]]
+    assert blocks_that_change(ids, other_z, t) == [[0, 1]]
+    assert blocks_that_change(ids, z, other_t) == [[0, 1]]
+
+
+@torch.no_grad()
+def test_without_blocks_every_token_sees_every_other_and_no_clean_one():
+    model = two_stream("nfdm", "categorical")
+    assert model.clean_stream(texts(), None) == (None, None)
+    z, t, _ = noisy("nfdm")
+    before = model.denoise(z, t).logits
+    for token in range(LENGTH):
+        moved = z.clone()
+        moved[:, token] += 1
+        assert not torch.isclose(model.denoise(moved, t).logits, before).all(-1).any()
+
+
+# --- the clean stream ---
+
+
+@torch.no_grad()
+def test_the_clean_stream_is_an_autoregressive_model():
+    """Its `-log p(x_i | x_<i)` is the same read token by token, and depends on no later token."""
+    model, ids = two_stream("nfdm", "categorical"), texts()
+    _, losses = model.clean_stream(ids, None, next_token=True)
+    assert losses.shape == (TEXTS, LENGTH - 1)
+    before, output = None, model.predictor.output
+    for i in range(LENGTH - 1):
+        states, before = model.read_clean(ids[:, i : i + 1], before)
+        log_p = torch.log_softmax(states[:, 0] @ output.weight.T + output.bias + model.token_bias, -1)
+        expected = -log_p.gather(-1, ids[:, i + 1, None])[:, 0]
+        torch.testing.assert_close(losses[:, i], expected, rtol=1e-10, atol=1e-12)
+    changed = ids.clone()
+    changed[:, -1] = (ids[:, -1] + 1) % VOCAB
+    after = model.clean_stream(changed, None, next_token=True)[1]
+    assert torch.equal(after[:, :-1], losses[:, :-1]) and (after[:, -1] != losses[:, -1]).all()
+
+
+@pytest.mark.parametrize("clock", ["shared", "ramp:2", "blocks:2"])
+@pytest.mark.parametrize("cross_entropy", [False, True])
+def test_the_next_token_is_added_to_the_loss_by_its_weight(cross_entropy, clock):
+    model, ids = two_stream("mulan", "categorical"), texts()
+    options = {"draws": model.draw(TEXTS, seeded(0)), "clock": clock, "cross_entropy": cross_entropy}
+    without, with_it = model(ids, **options), model(ids, next_token_weight=0.25, **options)
+    expected = model.clean_stream(ids, None, next_token=True)[1].sum(-1)
+    assert without.next_token is None
+    torch.testing.assert_close(with_it.next_token, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(with_it.loss, without.loss + 0.25 * expected.mean(), rtol=1e-12, atol=0)
+    if not cross_entropy:
+        assert torch.equal(with_it.bound, without.bound)
+
+
+def test_the_next_token_is_refused_without_a_distribution_over_tokens():
+    with pytest.raises(ValueError, match="`next_token_weight` is 0.25.*'two_stream'.*'categorical'"):
+        two_stream("nfdm", "embedding")(texts(), next_token_weight=0.25)
+
+
+# --- the rest ---
+
+
+def test_attention_without_a_mask_is_refused():
+    model = two_stream("nfdm", "categorical")
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="needs attention 'sdpa'.*'eager'"):
+        model(texts())
+
+
+@pytest.mark.parametrize("predictor", ["bert", "two_stream"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_modules_that_must_not_be_split_are_there(name, predictor):
+    """Accelerate refuses to shard a model without them."""
+    model = make_model(name, predictor=predictor)
+    present = {type(module).__name__ for module in model.modules()}
+    assert model._no_split_modules and set(model._no_split_modules) <= present
+    assert ("PredictorLayer" in model._no_split_modules) == (predictor == "two_stream")
