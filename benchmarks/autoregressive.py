@@ -16,8 +16,8 @@ STEPS = 32
 
 @torch.no_grad()
 def measure(size: str, batch_sizes: list[int], repeats: int) -> dict[int, dict[str, float]]:
-    """For each batch size the tokens per CPU second of the autoregressive model, of star sampling with `STEPS` steps and of one step,
-    and the number of steps at which whole sampling takes as long."""
+    """For each batch size the tokens per CPU second of the autoregressive model, of star sampling with `STEPS` steps
+    and of one step, and the number of steps at which whole sampling takes as long."""
     model = make_model(size).eval()
     config = model.config
     language_model = GPT2LMHeadModel(

@@ -1,7 +1,8 @@
-"""The loss of NFDM as one would write it down from the paper: the yardstick for speed, with the weights of a given model.
+"""The loss of NFDM as one would write it down from the paper: the yardstick for speed, with the weights of a given
+model.
 
-The time derivative of mean and log standard deviation comes from `torch.autograd.functional.jvp`, for the data and for the prediction
-each; attention and logits are computed whole.
+The time derivative of mean and log standard deviation comes from `torch.autograd.functional.jvp`, for the data and for
+the prediction each; attention and logits are computed whole.
 """
 
 from __future__ import annotations

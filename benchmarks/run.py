@@ -41,7 +41,8 @@ def main() -> None:
     sizes, repeats = (["quick"], 1) if arguments.quick else (arguments.sizes, arguments.repeats)
     record = {"repeats": repeats, "torch": torch.__version__, "threads": torch.get_num_threads(), **_machine()}
     print(
-        f"{record['processor']}, {record['threads']} thread(s), torch {record['torch']}; medians of {repeats} turns, CPU time."
+        f"{record['processor']}, {record['threads']} thread(s), torch {record['torch']}; medians of {repeats} turns, "
+        "CPU time."
     )
 
     def finish(part: str, result: dict, table: str) -> None:

@@ -1,4 +1,6 @@
-"""The sizes at which speed is measured: vocabulary 10,767 and length 64, but for the one that only tries the benchmarks out."""
+"""The sizes at which speed is measured: vocabulary 10,767 and length 64, but for the one that only tries the
+benchmarks out.
+"""
 
 from __future__ import annotations
 

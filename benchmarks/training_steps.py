@@ -16,7 +16,8 @@ from diffusers_text_nfdm.training.optimization import build_optimizers
 
 
 def measure(size: str, repeats: int, compiled: bool) -> dict[str, float]:
-    """CPU seconds of each contestant, how many times as fast as the plain one ours are, and shares of the machine's peak.
+    """CPU seconds of each contestant, how many times as fast as the plain one ours are, and shares of the machine's
+    peak.
 
     With `compiled`, ours with compiled blocks too; generating the code, up to a minute, is not in its seconds.
     """

@@ -4,8 +4,9 @@
     python evaluation/evaluate_nfdm.py path/or/repo --dataset train.jsonl --validation_file valid.jsonl \\
         --samplers star:64 chain:64:noise_fraction=0.5 sde:256 ode:32:method=heun --judge gpt2-large
 
-The output folder gets one file of samples and one of scores for each sampler and seed, `results.json` and `results.md`; the card of a local
-checkpoint gets its `model-index`. Started again, the command makes only what is missing.
+The output folder gets one file of samples and one of scores for each sampler and seed, `results.json` and
+`results.md`; the card of a local checkpoint gets its `model-index`. Started again, the command makes only what is
+missing.
 """
 
 import argparse
@@ -32,8 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--samplers",
         nargs="+",
         metavar="METHOD:STEPS[:OPTION=VALUE...]",
-        help="star:64, chain:64:noise_fraction=0.5, sde:256, ode:32:method=heun, or ancestral for the autoregressive baseline "
-        "(default: star:64)",
+        help="star:64, chain:64:noise_fraction=0.5, sde:256, ode:32:method=heun, or ancestral for the autoregressive "
+        "baseline (default: star:64)",
     )
     parser.add_argument("--protocol", choices=PROTOCOLS, default="ld4lg", help="(default: ld4lg)")
     parser.add_argument("--num_samples", type=int, help="make the protocol smaller; its name then says so")

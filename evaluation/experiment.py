@@ -79,8 +79,10 @@ class Experiment:
         threads: CPU threads of training and evaluation.
         budget: the one thing that all training runs have the same amount of: `{"steps": n}` or `{"cpu_seconds": s}`.
         settings: training settings of all models.
-        models, evaluations: the rows, and what is measured on each. The first sampling of the first evaluation is the main one.
-        files: names of the training and validation file in the data folder; without them the dataset is that of the settings.
+        models, evaluations: the rows, and what is measured on each. The first sampling of the first evaluation is the
+            main one.
+        files: names of the training and validation file in the data folder; without them the dataset is that of the
+            settings.
     """
 
     name: str
@@ -132,7 +134,9 @@ class Experiment:
 
 
 def read_experiment(name_or_path: str) -> Experiment:
-    """The experiment of a scale, by name, or from a YAML file; one that is `based_on` another has all that it does not say from there."""
+    """The experiment of a scale, by name, or from a YAML file; one that is `based_on` another has all that it does not
+    say from there.
+    """
     values, name = _read_values(name_or_path)
     try:
         models = [ModelRun(**model) for model in values.pop("models")]

@@ -31,13 +31,17 @@ LIKELIHOOD = {
 }
 OTHER_PAPER_MODELS = ("NFDM-Additive", "MuLAN", "MuLAN-Rescaled")
 LIKELIHOOD_NOTE = (
-    "The published column is on ROCStories with models of 90 to 100 million parameters. Only the two figures in nats per token have the unit of a "
+    "The published column is on ROCStories with models of 90 to 100 million parameters. Only the two figures in nats "
+    "per token have the unit of a "
     "column here; the paper's 3.12 is neither a bound nor in bits per character, so it is no target. "
-    "Another dataset, vocabulary or size is another quantity: at a small scale compare the rows here with each other, and with the truth where it is known."
+    "Another dataset, vocabulary or size is another quantity: at a small scale compare the rows here with each "
+    "other, and with the truth where it is known."
 )
 QUALITY_NOTE = (
-    f"The paper's figures for sample quality, for ρ, for SDE and ODE, and for the number of steps are {UNKNOWN}. A score may be compared with another "
-    "only under the same protocol: number of samples, references, judge, form of the texts. The rows Dataset, real texts in the place of samples, show what each "
+    f"The paper's figures for sample quality, for ρ, for SDE and ODE, and for the number of steps are {UNKNOWN}. A "
+    "score may be compared with another "
+    "only under the same protocol: number of samples, references, judge, form of the texts. The rows Dataset, real "
+    "texts in the place of samples, show what each "
     "score would be for a perfect model."
 )
 

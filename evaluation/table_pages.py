@@ -21,7 +21,8 @@ def render(results: dict) -> str:
     budget, amount = next(iter(results["budget"].items()))
     sections = [
         f"# Tables at the scale {results['scale']}",
-        f"Every model was trained for the same number of {BUDGETS[budget]}, {amount:,}, on {results['dataset']} (CPU threads: {results['threads']}). "
+        f"Every model was trained for the same number of {BUDGETS[budget]}, {amount:,}, on {results['dataset']} (CPU "
+        f"threads: {results['threads']}). "
         "One training run each: differences between rows may be luck.",
         "## Likelihood",
         likelihood_table(models),
@@ -31,7 +32,8 @@ def render(results: dict) -> str:
         QUALITY_NOTE,
         "## Fraction ρ of new noise in the Markov chain",
         _by_sampling(models, _chains(models)),
-        "ρ = 1 is star sampling. ρ* (`snr`) gives the ancestral posterior; it needs a signal-to-noise ratio, which NFDM does not have.",
+        "ρ = 1 is star sampling. ρ* (`snr`) gives the ancestral posterior; it needs a signal-to-noise ratio, which "
+        "NFDM does not have.",
         "## Reverse SDE and reverse ODE",
         _by_sampling(models, _equations(models)),
         "## Number of steps",
@@ -75,7 +77,9 @@ def protocol_lines(models: Sequence[dict]) -> list[str]:
             "no judge, so no perplexity and no MAUVE" if protocol["judge"] is None else f"judge {protocol['judge']}"
         )
         lines.append(
-            f"{name}: {protocol['num_samples']:,} samples, {len(protocol['seeds'])} {'repeat' if len(protocol['seeds']) == 1 else 'repeats'}, {judge}, real texts {protocol['detokenisation']}, "
+            f"{name}: {protocol['num_samples']:,} samples, {len(protocol['seeds'])} "
+            f"{'repeat' if len(protocol['seeds']) == 1 else 'repeats'}, {judge}, real texts "
+            f"{protocol['detokenisation']}, "
             f"memorization against {protocol['num_training_texts']:,} training texts."
         )
     return lines

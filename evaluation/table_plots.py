@@ -30,7 +30,9 @@ def save_plots(results: dict, folder: Path) -> list[Path]:
 
 @matplotlib.rc_context(STYLE)
 def plot_likelihood(results: dict) -> Figure | None:
-    """Nats per text of every model as bars, with the standard error over texts, and the truth as a line where it is known."""
+    """Nats per text of every model as bars, with the standard error over texts, and the truth as a line where it is
+    known.
+    """
     bars, entropy = [], None
     for model in results["models"]:
         for result in model["evaluations"].values():
@@ -64,7 +66,9 @@ def plot_likelihood(results: dict) -> Figure | None:
 
 @matplotlib.rc_context(STYLE)
 def plot_quality(results: dict) -> Figure | None:
-    """Each score against the number of function evaluations: star (full lines) and SDE (dashed) of every model, the baseline, real texts."""
+    """Each score against the number of function evaluations: star (full lines) and SDE (dashed) of every model, the
+    baseline, real texts.
+    """
     models = results["models"]
     entries = [result for model in models for result in model["evaluations"].values()]
     metrics = [m for m in QUALITY if any(m in e["scores"] for r in entries for e in r["samplers"].values())]
@@ -76,7 +80,8 @@ def plot_quality(results: dict) -> Figure | None:
     names = list(dict.fromkeys(name for model in models for name in model["evaluations"]))
     for axes, metric in zip(panels, metrics):
         for model, color in zip(models, colors):
-            # A score depends on the number of samples: only points of one evaluation are joined, those of the others are hollow.
+            # A score depends on the number of samples: only points of one evaluation are joined, those of the others
+            # are hollow.
             for name in names:
                 first = name == names[0]
                 shape = {"marker": "o", "markersize": 4, "markerfacecolor": color if first else "none", "color": color}

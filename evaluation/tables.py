@@ -4,8 +4,9 @@
     python evaluation/tables.py rocstories --data folder              # small models on ROCStories
     python evaluation/tables.py paper --data folder                   # the published recipes, on GPUs
 
-The output folder gets `tables.md`, `results.json`, `plots/`, one training run for each model in `runs/`, and samples and scores in
-`evaluations/`. Started again, the command goes on where it stopped. Ctrl-C ends it with a checkpoint and the exit code 3.
+The output folder gets `tables.md`, `results.json`, `plots/`, one training run for each model in `runs/`, and samples
+and scores in `evaluations/`. Started again, the command goes on where it stopped. Ctrl-C ends it with a checkpoint and
+the exit code 3.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def make_tables(experiment: Experiment, output: Path, data_folder: str | None = 
         rows.append({"name": model.name, "config": model.config, **trained, "evaluations": evaluations})
     results = {
         "scale": experiment.name,
-        "dataset": ", ".join(experiment.files.values()) if experiment.files else settings[experiment.models[0].name].dataset,
+        "dataset": ", ".join(experiment.files.values())
+        if experiment.files
+        else settings[experiment.models[0].name].dataset,
         "budget": experiment.budget,
         "threads": experiment.threads,
         "models": rows,
@@ -147,7 +150,9 @@ def seconds_per_step(arguments: TrainingArguments, folder: Path) -> float:
 
 
 def train_once(arguments: TrainingArguments, run: Path) -> dict | None:
-    """Train, or go on, or find it done: `parameters`, `steps` and the CPU seconds they took. `None` where it was stopped."""
+    """Train, or go on, or find it done: `parameters`, `steps` and the CPU seconds they took. `None` where it was
+    stopped.
+    """
     arguments = dataclasses.replace(arguments, output_dir=str(run), resume="latest")
     summary_file, settings_file = run / "summary.json", run / "training_arguments.json"
     if summary_file.is_file():
@@ -180,8 +185,8 @@ def wanted_evaluations(experiment: Experiment, model_type: str) -> dict[str, Eva
 
 
 def usable_samplings(samplings: Sequence[str], arguments: TrainingArguments) -> list[str] | None:
-    """Those that the model has: NFDM has no signal-to-noise ratio, tokens are drawn from a categorical prediction, a text in blocks takes
-    at least one step for each; the autoregressive baseline has a way of its own."""
+    """Those that the model has: NFDM has no signal-to-noise ratio, tokens are drawn from a categorical prediction, a
+    text in blocks takes at least one step for each; the autoregressive baseline has a way of its own."""
     if arguments.model_type == AutoregressiveConfig.model_type:
         return None
     categorical = arguments.model_config.get("prediction_type") == "categorical"

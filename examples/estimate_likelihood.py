@@ -1,9 +1,11 @@
 """The bound on the negative log-likelihood of texts under a trained pipeline, with its standard errors.
 
     python examples/estimate_likelihood.py path/or/repo
-    python examples/estimate_likelihood.py path/or/repo --dataset valid.jsonl --texts 1000 --draws 16 --output result.json
+    python examples/estimate_likelihood.py path/or/repo --dataset valid.jsonl --texts 1000 --draws 16 --output
+    result.json
 
-Without `--dataset` the texts are the test split of the embedded stories, whose true entropy is printed beside the bound.
+Without `--dataset` the texts are the test split of the embedded stories, whose true entropy is printed beside the
+bound.
 """
 
 import argparse

@@ -1,12 +1,13 @@
 """Train a text diffusion model with Accelerate.
 
-    accelerate launch examples/train_nfdm.py                                  # NFDM on the embedded stories, minutes on a laptop
-    accelerate launch examples/train_nfdm.py --resume latest                  # go on where the last run stopped
-    accelerate launch examples/train_nfdm.py --config rocstories-nfdm --dataset train.jsonl --validation_file valid.jsonl
-    accelerate launch examples/train_nfdm.py --help
+    accelerate launch examples/train_nfdm.py                                  # NFDM on the embedded stories, minutes
+    on a laptop accelerate launch examples/train_nfdm.py --resume latest                  # go on where the last run
+    stopped accelerate launch examples/train_nfdm.py --config rocstories-nfdm --dataset train.jsonl --validation_file
+    valid.jsonl accelerate launch examples/train_nfdm.py --help
 
-SIGTERM and SIGINT (Ctrl-C) end a run after the present step with a checkpoint; a second one, seconds later, at once. The exit
-code of this script is 0 after a finished run, 1 after an error, 2 for wrong arguments and 3 where a run was stopped before its end.
+SIGTERM and SIGINT (Ctrl-C) end a run after the present step with a checkpoint; a second one, seconds later, at once.
+The exit code of this script is 0 after a finished run, 1 after an error, 2 for wrong arguments and 3 where a run was
+stopped before its end.
 """
 
 import sys

@@ -6,7 +6,10 @@ import evaluate
 from diffusers_text_nfdm.metrics import bound, bound_units, load_pipeline
 
 
-DESCRIPTION = "Upper bound of the negative log-likelihood of texts under a checkpoint (exact for an autoregressive one), in bits per character and other units."
+DESCRIPTION = (
+    "Upper bound of the negative log-likelihood of texts under a checkpoint (exact for an autoregressive one), in bits per "
+    "character and other units."
+)
 INPUTS = """
 Args:
     predictions: list of texts, real ones that the model has not seen.

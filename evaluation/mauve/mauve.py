@@ -24,7 +24,8 @@ Returns:
 CITATION = """
 @inproceedings{pillutla2021mauve,
   title = {MAUVE: Measuring the Gap Between Neural Text and Human Text using Divergence Frontiers},
-  author = {Pillutla, Krishna and Swayamdipta, Swabha and Zellers, Rowan and Thickstun, John and Welleck, Sean and Choi, Yejin and
+  author = {Pillutla, Krishna and Swayamdipta, Swabha and Zellers, Rowan and Thickstun, John and Welleck, Sean and
+  Choi, Yejin and
     Harchaoui, Zaid},
   booktitle = {Advances in Neural Information Processing Systems},
   year = {2021},

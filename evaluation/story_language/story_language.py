@@ -6,7 +6,10 @@ import evaluate
 from diffusers_text_nfdm.metrics import story_language
 
 
-DESCRIPTION = "Texts against the grammar of the embedded stories: validity, exact log-probability, distinct stories and coverage of the grammar's choices."
+DESCRIPTION = (
+    "Texts against the grammar of the embedded stories: validity, exact log-probability, distinct stories and coverage of "
+    "the grammar's choices."
+)
 INPUTS = """
 Args:
     predictions: list of texts.

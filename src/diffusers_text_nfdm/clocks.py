@@ -1,13 +1,14 @@
 """Clocks: a time for every token.
 
 A clock maps a global time u in [0, 1] (1 noise, 0 text) to token times `t_i = c_i(u)`, which grow from `c_i(0) = 0` to
-`c_i(1) = 1`, and to their rates `r_i = dt_i/du`. With an exact denoiser the bound is tight along every clock; what differs
-is the error of a trained one, and how many steps sampling takes. Known tokens have time 0 and rate 0 in all of them.
+`c_i(1) = 1`, and to their rates `r_i = dt_i/du`. With an exact denoiser the bound is tight along every clock; what
+differs is the error of a trained one, and how many steps sampling takes. Known tokens have time 0 and rate 0 in all of
+them.
 
 | clock | written | token times |
 |---|---|---|
 | shared, the paper's | `"shared"` | `t_i = u` |
-| ramp from left to right | `"ramp:8"` | `t_i = clip((1+w) u - w o_i, 0, 1)`, w = 8, `o_i` falls from 1 to 0 along the text |
+| ramp from left to right | `"ramp:8"` | `t_i = clip((1+w) u - w o_i, 0, 1)`, w = 8, `o_i` falls along the text |
 | ramp in random order | `"random:8"` | the same with `o_i` in a random order, drawn anew for every text |
 | blocks | `"blocks:8"` | 8 tokens at a time, from left to right, all at one time, given the clean tokens before them |
 | blocks with a clock inside | `"blocks:8:random:2"` | the same with that clock for the tokens of a block |
@@ -15,6 +16,7 @@ is the error of a trained one, and how many steps sampling takes. Known tokens h
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,8 +49,8 @@ class Clock(ABC):
         Args:
             u: `(batch, 1)`.
             length: tokens of a text.
-            known: `(batch, length)`, the tokens that are known. They are left out of the order; `hold_known` sets their
-                times.
+            known: `(batch, length)`, the tokens that are known. They are left out of the order; `hold_known` sets
+                their times.
             order: `(batch, length)` uniform random numbers, for a clock that draws an order.
 
         Returns:
@@ -69,7 +71,8 @@ class Clock(ABC):
     ) -> Dual:
         """Times at which one call of the predictor estimates the bound, for uniform u: `E_u` is that along the clock.
 
-        With a `density` the global times are drawn by it, and the rates have the weight that keeps the estimate unbiased.
+        With a `density` the global times are drawn by it, and the rates have the weight that keeps the estimate
+        unbiased.
         """
         if density is None:
             return self.token_times(u, length, known, order)
@@ -103,8 +106,8 @@ class SharedClock(Clock):
 class RampClock(Clock):
     """`t_i = clip((1+w) u - w o_i, 0, 1)`: a front that moves through the text.
 
-    About `length / width` tokens are in motion at once, all for a width of at most 1. Of K sampling steps each token gets about
-    `K / (1 + width)`. A ramp as steep as the length moves one token at a time.
+    About `length / width` tokens are in motion at once, all for a width of at most 1. Of K sampling steps each token
+    gets about `K / (1 + width)`. A ramp as steep as the length moves one token at a time.
 
     Args:
         width: w, at least 0, which is the shared clock.
@@ -169,7 +172,8 @@ class RampClock(Clock):
     def check_length(self, length: int) -> None:
         if self.offsets is not None and len(self.offsets) != length:
             raise ValueError(
-                f"The `offsets` of a ramp are {len(self.offsets)} numbers; texts of this model have {length} tokens, each needs one."
+                f"The `offsets` of a ramp are {len(self.offsets)} numbers; texts of this model have {length} tokens, "
+                "each needs one."
             )
 
     def to_config(self) -> str | dict[str, Any]:
@@ -184,10 +188,11 @@ GOLDEN_RATIO = 0.6180339887498949
 
 @dataclass(frozen=True)
 class BlockClock(Clock):
-    """Blocks of `size` tokens, one after the other, each given the clean tokens before it and with a clock of its own inside.
+    """Blocks of `size` tokens, one after the other, each given the clean tokens before it and with a clock of its own
+    inside.
 
-    Block b of B moves while u goes from `(B-b)/B` to `(B-b-1)/B`. The bound is that of `p(x) = Π_b p(x_b | x_<b)`, so all blocks of
-    a text may be evaluated at once, each at a time of its own (`parallel_times`).
+    Block b of B moves while u goes from `(B-b)/B` to `(B-b-1)/B`. The bound is that of `p(x) = Π_b p(x_b | x_<b)`, so
+    all blocks of a text may be evaluated at once, each at a time of its own (`parallel_times`).
     """
 
     size: int
@@ -241,11 +246,14 @@ class BlockClock(Clock):
         return Dual(t, rate).map_linear(lambda x: x.expand(-1, self.size).reshape(batch, blocks * self.size))
 
     def time_grid(self, num_steps: int, length: int) -> list[float]:
-        """The steps are shared out evenly to the blocks, so that none is begun before the one before it is finished."""
+        """The steps are shared out evenly to the blocks, so that none is begun before the one before it is
+        finished.
+        """
         blocks = length // self.size
         if num_steps < blocks:
             raise ValueError(
-                f"`num_inference_steps` is {num_steps}; along the clock {str(self)!r} a text has {blocks} blocks, and each needs "
+                f"`num_inference_steps` is {num_steps}; along the clock {str(self)!r} a text has {blocks} blocks, "
+                "and each needs "
                 "at least one step."
             )
         grid = [1.0]
@@ -300,13 +308,17 @@ class BatchClock:
         """The tokens of the block in motion just below u; `None` where the text is not in blocks."""
         if self.block_size is None:
             return None
-        t = self.clock.token_times(torch.tensor([[u]], dtype=torch.float64), self.length).value[0]
-        start = int(t.nonzero()[0])
+        blocks = self.length // self.block_size
+        # A block ends where the next one begins, whatever the rounding of u.
+        unfinished = max(1, math.ceil(u * blocks - 1e-6))
+        start = (blocks - unfinished) * self.block_size
         return slice(start, start + self.block_size)
 
 
 def make_clock(clock: str | dict[str, Any] | Clock, length: int) -> Clock:
-    """The clock of a config, of the command line, or as it is, for texts of `length` tokens; a ValueError if there is none."""
+    """The clock of a config, of the command line, or as it is, for texts of `length` tokens; a ValueError if there is
+    none.
+    """
     if not isinstance(clock, Clock):
         clock = _parse(clock)
     clock.check_length(length)
@@ -336,7 +348,8 @@ def _parse(spec: Any) -> Clock:
         if "must be" in str(error):
             raise
     raise ValueError(
-        f"The clock is {spec!r}; it must be 'shared', 'ramp:WIDTH', 'random:WIDTH', 'blocks:SIZE' or 'blocks:SIZE:CLOCK', such as 'ramp:8'."
+        f"The clock is {spec!r}; it must be 'shared', 'ramp:WIDTH', 'random:WIDTH', 'blocks:SIZE' or "
+        "'blocks:SIZE:CLOCK', such as 'ramp:8'."
     )
 
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 TEMPLATE = Path(__file__).parent / "model_card_template.md"
 NAMES = {"nfdm": "NFDM", "mulan": "MuLAN", "diffusion_lm": "Diffusion-LM", "autoregressive": "Autoregressive"}
 DESCRIPTIONS = {
-    "nfdm": "A Neural Flow Diffusion Model for text: continuous diffusion over token embeddings whose forward process (mean, standard "
-    "deviation and volatility) is learned together with the generative process.",
-    "mulan": "MuLAN for text: continuous diffusion over token embeddings with one learned noise schedule per token position, chosen by a "
-    "latent context.",
+    "nfdm": "A Neural Flow Diffusion Model for text: continuous diffusion over token embeddings whose forward process "
+    "(mean, standard deviation and volatility) is learned together with the generative process.",
+    "mulan": "MuLAN for text: continuous diffusion over token embeddings with one learned noise schedule per token "
+    "position, chosen by a latent context.",
     "diffusion_lm": "Diffusion-LM in continuous time: diffusion over token embeddings with a fixed noise schedule.",
-    "autoregressive": "The autoregressive baseline of `diffusers_text_nfdm`: a GPT-2-style transformer trained from scratch that writes a text "
-    "token by token.",
+    "autoregressive": "The autoregressive baseline of `diffusers_text_nfdm`: a GPT-2-style transformer trained from "
+    "scratch that writes a text token by token.",
 }
 UNKNOWN = "Not recorded with this checkpoint."
 
@@ -62,8 +62,9 @@ from diffusers_text_nfdm import ReverseSDEScheduler
 
 pipe.scheduler = ReverseSDEScheduler.from_config(pipe.scheduler.config)
 ```""",
-        "architecture": f"latents of dimension {config.embedding_dim}; predictor `{config.predictor}` with {config.num_hidden_layers} layers of size "
-        f"{config.hidden_size}; prediction type `{config.prediction_type}`, objective `{config.objective}`, clock `{config.clock}`.",
+        "architecture": f"latents of dimension {config.embedding_dim}; predictor `{config.predictor}` with "
+        f"{config.num_hidden_layers} layers of size {config.hidden_size}; prediction type `{config.prediction_type}`, objective `{config.objective}`, clock "
+        f"`{config.clock}`.",
         "likelihood": "The likelihood is an upper bound of the negative log-likelihood, not the likelihood itself.",
     }
 
@@ -79,8 +80,8 @@ from diffusers_text_nfdm import AutoregressivePipeline
 pipe = AutoregressivePipeline.from_pretrained("{repo}")
 print(pipe(num_samples=4).texts)
 ```""",
-        "architecture": f"transformer with {config.num_hidden_layers} layers of size {config.hidden_size}, MLPs of size "
-        f"{config.intermediate_size}.",
+        "architecture": f"transformer with {config.num_hidden_layers} layers of size {config.hidden_size}, MLPs of "
+        f"size {config.intermediate_size}.",
         "likelihood": "The likelihood is exact: every token after START is counted, END included.",
     }
 
@@ -134,13 +135,15 @@ def write_model_card(
 
 
 def update_model_index(path: str | Path, model: str, dataset: str, results: Sequence[tuple[str, str, float]]) -> None:
-    """Record results in the `model-index` of a card, which the Hub shows beside the model; the text of the card stays as it is.
+    """Record results in the `model-index` of a card, which the Hub shows beside the model; the text of the card stays
+    as it is.
 
     Args:
         path: the card.
         model: name of the model.
         dataset: name of the dataset.
-        results: metric, name and value of each. A result of the same name on the same dataset is replaced, others are kept.
+        results: metric, name and value of each. A result of the same name on the same dataset is replaced, others are
+            kept.
     """
     card = ModelCard.load(path)
     new = [

@@ -2,8 +2,8 @@
 
     -log p(x_unknown | x_known) <= Σ_i reconstruction_i + diffusion_i + prior_i (+ context)
 
-The sum is over the unknown tokens, padding included. Tokens that stand still (not yet started, finished, known) have rate 0 and
-no diffusion term.
+The sum is over the unknown tokens, padding included. Tokens that stand still (not yet started, finished, known) have
+rate 0 and no diffusion term.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Where in time the bound is estimated: t = T(s) for uniform s, with the rate `dT/ds = 1 / p(t)` that keeps the estimate unbiased.
+"""Where in time the bound is estimated: t = T(s) for uniform s, with the rate `dT/ds = 1 / p(t)` that keeps the
+estimate unbiased.
 
 The rate of a token's time is its weight in the bound, so a time density is one more monotone map behind a clock.
 """
@@ -18,14 +19,16 @@ SMALLEST_TERM = 2e-4
 def stratify(uniforms: Tensor) -> Tensor:
     """Spread a batch of uniform numbers over [0, 1): one in each of n equal cells, in a shared random shift.
 
-    `u_i = (u_1 + i/n) mod 1` (Kingma et al., Variational Diffusion Models): each is uniform, together they have far less variance.
+    `u_i = (u_1 + i/n) mod 1` (Kingma et al., Variational Diffusion Models): each is uniform, together they have far
+    less variance.
     """
     n = len(uniforms)
     return (uniforms[:1] + torch.arange(n, dtype=uniforms.dtype, device=uniforms.device) / n) % 1
 
 
 def piecewise_times(uniforms: Tensor, edges: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
-    """`t` by the inverse of the cumulative distribution, and `1 / p(t)`, for a density that is constant between `edges`.
+    """`t` by the inverse of the cumulative distribution, and `1 / p(t)`, for a density that is constant between
+    `edges`.
 
     Args:
         uniforms: any shape.
@@ -54,9 +57,9 @@ class UniformTimeSampler(nn.Module):
 class BucketTimeSampler(nn.Module):
     """A piecewise constant density over equal buckets of [0, 1], learned to follow the diffusion term.
 
-    `a_k` estimates the log of a token's diffusion term in bucket k and `p(t) ∝ (1-ε) exp(a_k) + ε·mean`, close to the density of
-    least variance. The uniform share ε bounds the weights `1/p` by `1/ε`. The same density places more sampling steps where
-    the bound has more mass.
+    `a_k` estimates the log of a token's diffusion term in bucket k and `p(t) ∝ (1-ε) exp(a_k) + ε·mean`, close to the
+    density of least variance. The uniform share ε bounds the weights `1/p` by `1/ε`. The same density places more
+    sampling steps where the bound has more mass.
     """
 
     def __init__(self, num_buckets: int = 100, uniform_share: float = 0.1):
@@ -66,7 +69,9 @@ class BucketTimeSampler(nn.Module):
 
     @torch.no_grad()
     def set_terms(self, t: Tensor, term: Tensor) -> None:
-        """Start at the mean of a token's diffusion terms `term` seen at the times `t`, of which every bucket must have one."""
+        """Start at the mean of a token's diffusion terms `term` seen at the times `t`, of which every bucket must have
+        one.
+        """
         bucket = self._bucket(t)
         sums = torch.zeros(len(self.log_terms), dtype=torch.float64).index_add_(0, bucket.cpu(), term.double().cpu())
         means = sums / torch.bincount(bucket.cpu(), minlength=len(self.log_terms))
@@ -87,7 +92,8 @@ class BucketTimeSampler(nn.Module):
         return Dual(t, None if times.rate is None else times.rate * slope)
 
     def fitting_loss(self, times: Dual, terms: Tensor) -> Tensor:
-        """`½ Σ_k (a_k - log(mean term in bucket k + floor))²` over the buckets of a text's tokens, by their share of the tokens.
+        """`½ Σ_k (a_k - log(mean term in bucket k + floor))²` over the buckets of a text's tokens, by their share of
+        the tokens.
 
         Args:
             times: `(batch, seq)` or `(batch, 1)`; tokens that do not move are left out.

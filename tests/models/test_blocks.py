@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import MODELS, VOCAB, gradients, make_config, make_model, relative_error, seeded
 
-from diffusers_text_nfdm import RampClock, estimate_likelihood, objective
+from diffusers_text_nfdm import RampClock, objective
 from diffusers_text_nfdm.models import Draws
 from diffusers_text_nfdm.networks.dual import Dual
 
@@ -99,13 +99,14 @@ def test_without_a_network_the_blocks_cost_the_unigram_cross_entropy(clock):
 def exact_model(name, predictor, **options):
     """An undeformed process and an open gate, tokens far apart at t = 0, and a predictor that says something."""
     if name == "nfdm":
-        options = {"delta": 0.01, "volatility": "markovian", **options}
+        options = {"delta": 0.01, "volatility": "markovian", "forward_num_layers": 1, **options}
     model = make_model(
         name,
         max_length=LENGTH,
         predictor=predictor,
         embedding_dim=8,
         embedding_sphere=True,
+        num_time_buckets=20,
         **EXTRAS["categorical"],
         **options,
     )
@@ -119,14 +120,28 @@ def exact_model(name, predictor, **options):
     return model
 
 
+@torch.no_grad()
+def measure_bound(model, clock, repeats, batches):
+    """The mean bound of the texts and its standard error, with times where the diffusion term is."""
+    clock, ids = model.clock(clock), texts().repeat(repeats, 1)
+    torch.nn.init.zeros_(model.time_sampler.log_terms)
+    draws = model.draw(len(ids), seeded(0))
+    times = model.token_times(clock, draws)
+    terms = objective.bound(model, ids, times, draws, None, model.block_size(clock)).diffusion
+    moving = times.rate > 0
+    model.time_sampler.set_terms(times.value[moving], (terms / times.rate)[moving])
+    bounds = torch.cat([model(ids, clock=clock, generator=seeded(1 + i)).bound for i in range(batches)])
+    return bounds.mean().item(), bounds.std().item() / len(bounds) ** 0.5
+
+
 @pytest.mark.parametrize("name", ["nfdm", "diffusion-lm"])
 def test_the_bound_of_blocks_of_one_token_is_the_cross_entropy_of_the_tokens(name):
     """With the exact posterior inside, nothing is lost, whatever the predictor says (up to what z_0 and z_1 tell, 1e-4 nats here)."""
     model, ids = exact_model(name, "two_stream", clock="blocks:1"), texts()
     exact = model(ids, t=torch.ones(TEXTS), cross_entropy=True).cross_entropy.mean().item()
-    bound = estimate_likelihood(model, ids.repeat(400, 1), num_draws=8, batch_size=600).nats_per_story
-    assert bound.monte_carlo_error < 0.01 * exact
-    assert bound.value == pytest.approx(exact, abs=4 * bound.monte_carlo_error)
+    bound, error = measure_bound(model, None, repeats=1500, batches=2)
+    assert error < 0.01 * exact
+    assert bound == pytest.approx(exact, abs=4 * error)
 
 
 @torch.no_grad()
@@ -147,17 +162,16 @@ def test_the_bound_along_a_ramp_that_moves_one_token_at_a_time_is_the_cross_entr
     name, predictor, order
 ):
     model, ids = exact_model(name, predictor), texts().repeat(400, 1)
-    clock = RampClock(float(LENGTH), order)
     ranks = torch.arange(LENGTH).expand_as(ids)
     if order == "random":
         ranks = torch.rand(ids.shape, generator=seeded(8)).argsort(-1).argsort(-1)
-    exact = cross_entropy_in_order(model, ids, ranks)
-    bound = estimate_likelihood(model, ids, clock=clock, num_draws=8, batch_size=600).nats_per_story
-    # Of the noise at time 0, and of the orders.
-    deviations = exact.view(-1, TEXTS) - exact.view(-1, TEXTS).mean(0)
-    error = (deviations.std() / len(exact) ** 0.5).item() + bound.monte_carlo_error
-    assert error < 0.01 * exact.mean()
-    assert bound.value == pytest.approx(exact.mean().item(), abs=4 * error)
+    exact = cross_entropy_in_order(model, ids, ranks).view(-1, TEXTS)
+    bound, error = measure_bound(model, RampClock(float(LENGTH), order), repeats=2500, batches=4)
+    # The other part is of the noise at time 0, and of the orders.
+    error = (error**2 + ((exact - exact.mean(0)).std().item() ** 2 / exact.numel())) ** 0.5
+    exact = exact.mean().item()
+    assert error < 0.02 * exact
+    assert bound == pytest.approx(exact, abs=4 * error)
 
 
 # --- training and saving ---
@@ -194,14 +208,19 @@ def test_a_saved_model_is_the_same(clock, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path, dtype=torch.float64)
     assert loaded.config.clock == clock and loaded.clock() == model.clock()
+    for parameter in loaded.parameters():
+        # Mapped from a file they start at any address, and the last bit of a product depends on the alignment.
+        parameter.data = parameter.data.clone()
     draws = model.draw(TEXTS, seeded(0))
     assert torch.equal(model(ids, draws=draws).bound, loaded(ids, draws=draws).bound)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_in_low_precision(dtype):
+    """With the same weights, which bfloat16 rounds."""
     model, ids = block_model("nfdm", "categorical", dtype=dtype), texts()
     exact = block_model("nfdm", "categorical")
+    exact.load_state_dict(model.state_dict())
     draws = exact.draw(TEXTS, seeded(0))
     expected = exact(ids, draws=draws).bound
     draws = Draws(

@@ -147,7 +147,7 @@ def test_without_blocks_every_token_sees_every_other_and_no_clean_one():
     for token in range(LENGTH):
         moved = z.clone()
         moved[:, token] += 1
-        assert not torch.isclose(model.denoise(moved, t).logits, before).all(-1).any()
+        assert (model.denoise(moved, t).logits != before).any(-1).all()
 
 
 # --- the clean stream ---

@@ -49,13 +49,19 @@ def test_the_adaptive_method_is_not_for_blocks():
         pipe(num_inference_steps=6)
 
 
+def clean_length(clean) -> int:
+    """How many clean tokens these are the keys and values of."""
+    return 0 if clean is None else clean[0][0].shape[-2]
+
+
 def watch_denoise(pipe, monkeypatch) -> list[tuple]:
     """The latents, times, clean tokens and windows of all predictions to come."""
     seen, denoise = [], pipe.model.denoise
 
-    def spy(z, t, context, clean, window=None):
+    def spy(z, t, context, clean, *, block_size, window):
+        assert block_size == BLOCK
         seen.append((z, t, clean, window))
-        return denoise(z, t, context, clean, window=window)
+        return denoise(z, t, context, clean, block_size=block_size, window=window)
 
     monkeypatch.setattr(pipe.model, "denoise", spy)
     return seen
@@ -68,15 +74,15 @@ def test_steps_are_shared_out_to_the_blocks_and_later_ones_see_earlier_ones(sche
     output = pipe(num_samples=2, num_inference_steps=7, generator=seeded(0), output_type="seq")
     blocks = [block for block in range(3) for _ in range(calls[block])]
     assert [window.start // BLOCK for *_, window in seen] == blocks
-    assert [0 if clean is None else clean.length for _, _, clean, _ in seen] == [block * BLOCK for block in blocks]
+    assert [clean_length(clean) for _, _, clean, _ in seen] == [block * BLOCK for block in blocks]
     assert all(z.shape == (2, LENGTH, DIM) and window.stop - window.start == BLOCK for z, _, _, window in seen)
     for _, t, _, window in seen:
         t = t.expand(2, LENGTH)
         assert not t[:, : window.start].any() and (t[:, window.stop :] > 0.99).all() and (t[:, window] > 0).all()
     # What is kept of the tokens before a block is the same in all its steps: that of the tokens that were written.
     assert seen[-1][2] is seen[-2][2]
-    _, expected = pipe.model.read_clean(output.sequences[:, : LENGTH - BLOCK], BLOCK)
-    for actual, wanted in zip(seen[-1][2].keys_values, expected.keys_values):
+    _, expected = pipe.model.read_clean(output.sequences[:, : LENGTH - BLOCK])
+    for actual, wanted in zip(seen[-1][2], expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -87,9 +93,9 @@ def test_no_prefix_is_encoded_twice(scheduler, size, self_conditioning, monkeypa
     pipe = block_pipeline(scheduler=scheduler, self_conditioning=self_conditioning)
     read, read_clean = [], pipe.model.predictor.read_clean
 
-    def spy(ids, embeddings, block_size, before=None):
-        read.append((0 if before is None else before.length, ids.shape[1]))
-        return read_clean(ids, embeddings, block_size, before)
+    def spy(ids, embeddings, before=None):
+        read.append((clean_length(before), ids.shape[1]))
+        return read_clean(ids, embeddings, before)
 
     monkeypatch.setattr(pipe.model.predictor, "read_clean", spy)
     pipe(num_samples=2, num_inference_steps=13, clock=f"blocks:{size}", generator=seeded(0))
@@ -102,7 +108,8 @@ def test_a_block_as_long_as_the_text_is_the_shared_clock(monkeypatch):
     pipe = block_pipeline()
     monkeypatch.setattr(pipe.model.predictor, "read_clean", None)
     options = {"num_samples": 3, "num_inference_steps": 5, "output_type": "latent"}
-    one, shared = (pipe(clock=clock, generator=seeded(0), **options).latents for clock in (f"blocks:{LENGTH}", "shared"))
+    clocks = (f"blocks:{LENGTH}", "shared")
+    one, shared = (pipe(clock=clock, generator=seeded(0), **options).latents for clock in clocks)
     torch.testing.assert_close(one, shared, rtol=1e-4, atol=1e-4)
 
 
@@ -116,9 +123,11 @@ def test_given_latents_start_the_blocks():
     assert moved.tolist() == [False] * (LENGTH - BLOCK) + [True] * BLOCK
 
 
-def test_trajectory_has_the_texts_so_far():
+@pytest.mark.parametrize("clamp", [False, True])
+def test_trajectory_has_the_texts_so_far(clamp):
     pipe = block_pipeline(pad_token_id=3)
-    output = pipe(num_samples=2, num_inference_steps=6, generator=seeded(0), return_trajectory=True)
+    options = {"num_samples": 2, "num_inference_steps": 6, "clamp_predictions": clamp}
+    output = pipe(**options, generator=seeded(0), return_trajectory=True)
     assert output.trajectory.shape == (6, 2, LENGTH)
     assert (output.trajectory[:2, :, BLOCK:] == 3).all() and (output.trajectory[2:4, :, 2 * BLOCK :] == 3).all()
     assert torch.equal(output.trajectory[-1, :, : LENGTH - BLOCK], output.sequences[:, : LENGTH - BLOCK])

@@ -15,11 +15,12 @@ class AutoregressiveConfig(PreTrainedConfig):
     Args:
         vocab_size: number of tokens.
         max_length: largest number of positions, START and END included.
-        hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: the transformer. The token embeddings have its size, and
-            are those of input and output.
+        hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: the transformer. The token embeddings
+            have its size, and are those of input and output.
         dropout: of embeddings, attention and residuals.
         initializer_range: standard deviation of the weights at the start.
-        bos_token_id, eos_token_id, pad_token_id: START, with which every sequence begins; END; and PAD, which follows END.
+        bos_token_id, eos_token_id, pad_token_id: START, with which every sequence begins; END; and PAD, which follows
+            END.
         checkpoint_format: format of the checkpoint; a newer one than the code knows is refused.
     """
 
@@ -54,14 +55,16 @@ class AutoregressiveConfig(PreTrainedConfig):
                 raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"`hidden_size` is {self.hidden_size} with `num_attention_heads` {self.num_attention_heads}; it must be a multiple of it."
+                f"`hidden_size` is {self.hidden_size} with `num_attention_heads` {self.num_attention_heads}; it must "
+                "be a multiple of it."
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` is {self.dropout!r}; it must be in [0, 1).")
         special = (self.bos_token_id, self.eos_token_id, self.pad_token_id)
         if None in special or len(set(special)) < 3 or not all(0 <= token < self.vocab_size for token in special):
             raise ValueError(
-                f"`bos_token_id`, `eos_token_id` and `pad_token_id` are {special}; START, END and PAD must be three different ids in "
+                f"`bos_token_id`, `eos_token_id` and `pad_token_id` are {special}; START, END and PAD must be three "
+                "different ids in "
                 f"[0, {self.vocab_size - 1}]."
             )
 

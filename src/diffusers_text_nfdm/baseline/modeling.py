@@ -39,8 +39,8 @@ class AutoregressiveModel(PreTrainedModel):
 
         p(x_i | x_<i) = softmax(h_{i-1} Embᵀ + b),    h = transformer(x),    p(START) = p(PAD) = 0.
 
-    After END there is only PAD, at no cost; so p is normalised over all sequences of `max_length` positions, those that do not reach
-    END included. The transformer is that of GPT-2; input and output embeddings are the same.
+    After END there is only PAD, at no cost; so p is normalised over all sequences of `max_length` positions, those
+    that do not reach END included. The transformer is that of GPT-2; input and output embeddings are the same.
     """
 
     config_class = AutoregressiveConfig
@@ -74,12 +74,13 @@ class AutoregressiveModel(PreTrainedModel):
 
     @torch.no_grad()
     def set_embeddings(self, embeddings: Tensor) -> None:
-        """Start the token embeddings at the given ones `(vocab, hidden_size)`, scaled to length 1: as output embeddings, for hidden states of
-        length `sqrt(hidden_size)`, longer ones would start with sharp guesses."""
+        """Start the token embeddings at the given ones `(vocab, hidden_size)`, scaled to length 1: as output
+        embeddings, for hidden states of length `sqrt(hidden_size)`, longer ones would start with sharp guesses."""
         self.predictor.wte.weight.copy_(nn.functional.normalize(embeddings, dim=-1))
 
     def token_logits(self, input_ids: Tensor, cache: Cache | None = None, use_cache: bool = False):
-        """Logits `(batch, seq, vocab)` of the token that follows each position, at least in float32, and the keys and values so far.
+        """Logits `(batch, seq, vocab)` of the token that follows each position, at least in float32, and the keys and
+        values so far.
 
         With a `cache`, `input_ids` are the tokens that follow those in it.
         """
@@ -115,7 +116,8 @@ class AutoregressiveModel(PreTrainedModel):
         config = self.config
         if input_ids.ndim != 2 or not 2 <= input_ids.shape[1] <= config.max_length:
             raise ValueError(
-                f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, seq) with 2 to {config.max_length} positions."
+                f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, seq) with 2 to "
+                f"{config.max_length} positions."
             )
         # Reading values would stall an accelerator at every step; there an id out of range is a device-side assertion.
         if input_ids.device.type != "cpu" or not len(input_ids):
@@ -123,12 +125,14 @@ class AutoregressiveModel(PreTrainedModel):
         low, high = input_ids.aminmax()
         if low < 0 or high >= config.vocab_size:
             raise ValueError(
-                f"`input_ids` has values from {int(low)} to {int(high)}; token ids must be in [0, {config.vocab_size - 1}]. "
+                f"`input_ids` has values from {int(low)} to {int(high)}; token ids must be in [0, "
+                f"{config.vocab_size - 1}]. "
                 "Was the tokenizer built for another model?"
             )
         if (input_ids[:, 0] != config.bos_token_id).any():
             raise ValueError(
-                f"`input_ids` has rows that begin with {input_ids[:, 0].unique().tolist()[:5]}; every row must begin with START, "
+                f"`input_ids` has rows that begin with {input_ids[:, 0].unique().tolist()[:5]}; every row must begin "
+                "with START, "
                 f"{config.bos_token_id}."
             )
         before_end = (input_ids == config.eos_token_id).cumsum(1)[:, 1:] == 0

@@ -46,8 +46,8 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
             num_samples: number of texts.
             batch_size: texts made at a time. A sample does not depend on it.
             generator: one generator, from which one per sample is derived, or a list with one per sample.
-            temperature: tokens are drawn from `softmax(logits / temperature)`; 1 samples the model's distribution, 0 takes the most
-                probable token.
+            temperature: tokens are drawn from `softmax(logits / temperature)`; 1 samples the model's distribution, 0
+                takes the most probable token.
         """
         check_samples(num_samples, batch_size, generator)
         check_temperature(temperature)

@@ -22,8 +22,8 @@ def count_parameters(config: TextDiffusionConfig | AutoregressiveConfig) -> int:
 def matching_config(config: TextDiffusionConfig, multiple_of: int = 8) -> AutoregressiveConfig:
     """An autoregressive model with (nearly) as many parameters as the diffusion model of `config`.
 
-    Vocabulary, positions, hidden size, heads and dropout are those of the predictor; as many layers with MLPs of four times the hidden size as come closest, and then
-    the MLPs' size, a multiple of `multiple_of`, makes up the rest.
+    Vocabulary, positions, hidden size, heads and dropout are those of the predictor; as many layers with MLPs of four
+    times the hidden size as come closest, and then the MLPs' size, a multiple of `multiple_of`, makes up the rest.
     """
     target, size = count_parameters(config), config.hidden_size
     options = {

@@ -1,8 +1,9 @@
 """What every forward process `q(z_t | x)` offers, and the Gaussian algebra that follows from it.
 
-Shapes: embeddings `E` and latents `z` are `(..., batch, seq, dim)`. Every token has a time in [0, 1] (0 clean, 1 noise):
-times are `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same. Along a clock u they move with rates
-`r_i = dt_i/du`; a `Dual` holds both. Whatever depends on times alone is broadcastable to `(batch, seq, dim)`.
+Shapes: embeddings `E` and latents `z` are `(..., batch, seq, dim)`. Every token has a time in [0, 1] (0 clean, 1
+noise): times are `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same. Along a clock u they move
+with rates `r_i = dt_i/du`; a `Dual` holds both. Whatever depends on times alone is broadcastable to
+`(batch, seq, dim)`.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class MovingMarginal(Marginal):
 class ForwardProcess(nn.Module, ABC):
     """A Gaussian forward process `z_t = mean(E, t) + std(E, t) ε` with volatility `g(t)`.
 
-    A subclass gives the marginal, the marginal with its derivative along a clock, the squared volatility, and the linear
-    process it is built on. `context` is MuLAN's latent `c`, `None` for the others. A process that lets tokens see each other
-    does so within blocks of `block_size` tokens, or in the whole text if that is `None`.
+    A subclass gives the marginal, the marginal with its derivative along a clock, the squared volatility, and the
+    linear process it is built on. `context` is MuLAN's latent `c`, `None` for the others. A process that lets tokens
+    see each other does so within blocks of `block_size` tokens, or in the whole text if that is `None`.
     """
 
     @abstractmethod

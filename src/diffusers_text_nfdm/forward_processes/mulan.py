@@ -23,10 +23,10 @@ def squared_polynomial_integral(coefficients: Tensor, t: Tensor) -> tuple[Tensor
 class MuLANProcess(VariancePreservingProcess):
     """`γ'_j = γ_min + (γ_max - γ_min) P_j(t) / P_j(1)` for token position j, with `P_j` from a network of the context.
 
-    `rescaled=True` is MuLAN-Rescaled: `γ_j(t) = γ_ref(t) + γ'_j(t) - γ̃(t)`, `γ̃ = log D - logsumexp_i(-γ'_i)`, so that the
-    mean SNR over the D positions is that of Diffusion-LM's schedule at every t. Its slope
-    `dγ_j/dt = dγ_ref/dt + dγ'_j/dt - Σ_i softmax(-γ')_i dγ'_i/dt` may be negative. A token with a time of its own has the
-    γ_j of that time, where γ̃ takes all positions at that very time.
+    `rescaled=True` is MuLAN-Rescaled: `γ_j(t) = γ_ref(t) + γ'_j(t) - γ̃(t)`, `γ̃ = log D - logsumexp_i(-γ'_i)`, so
+    that the mean SNR over the D positions is that of Diffusion-LM's schedule at every t. Its slope
+    `dγ_j/dt = dγ_ref/dt + dγ'_j/dt - Σ_i softmax(-γ')_i dγ'_i/dt` may be negative. A token with a time of its own has
+    the γ_j of that time, where γ̃ takes all positions at that very time.
     """
 
     def __init__(

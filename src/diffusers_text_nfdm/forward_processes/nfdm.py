@@ -28,7 +28,8 @@ class LearnedVolatility(nn.Module):
 
 
 class MarkovianVolatility(nn.Module):
-    """`g²(t) = σ² γ' · e^{MLP(t)}`: the volatility with which the base process `(1-t) E + δ^{1-t} ε` is Markov, times a learned factor.
+    """`g²(t) = σ² γ' · e^{MLP(t)}`: the volatility with which the base process `(1-t) E + δ^{1-t} ε` is Markov, times
+    a learned factor.
 
     There `σ² γ' = 2 σ² (1/(1-t) - log δ)`, the choice of least bound while the network still says `m = s = 0`.
     """
@@ -50,9 +51,9 @@ class MarkovianVolatility(nn.Module):
 class NFDMProcess(ForwardProcess):
     """`mean = (1-t) E + t(1-t) m(E, t)`, `log std = (1-t) log δ + t(1-t) s(E, t)`, volatility `g(t)` learned.
 
-    At t = 0 it is `N(E, δ²)` and at t = 1 `N(0, 1)`, exactly, whatever the network says. The network sees the embeddings and
-    times of all tokens, so its rate along a clock is `ṁ_i = Σ_j (∂m_i/∂t_j) r_j`, by forward-mode differentiation. The
-    products are differentiated by hand:
+    At t = 0 it is `N(E, δ²)` and at t = 1 `N(0, 1)`, exactly, whatever the network says. The network sees the
+    embeddings and times of all tokens, so its rate along a clock is `ṁ_i = Σ_j (∂m_i/∂t_j) r_j`, by forward-mode
+    differentiation. The products are differentiated by hand:
 
         d mean_i/du    = r_i (-E_i + (1-2t_i) m_i) + t_i(1-t_i) ṁ_i
         d log std_i/du = r_i (-log δ + (1-2t_i) s_i) + t_i(1-t_i) ṡ_i

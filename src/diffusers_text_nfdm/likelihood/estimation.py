@@ -45,19 +45,20 @@ def estimate_likelihood(
 ) -> LikelihoodEstimate:
     """Estimate the bound of `-log p(x)` over a dataset: `estimate_likelihood(model, **prepare_dataset(...)[0][:])`.
 
-    The columns of a prepared dataset are the arguments. Each text gets `num_draws` evaluations in two independent halves. Within a
-    half the times are stratified (one in each cell of equal probability, with a random shift), so the half-difference of a text
-    is an unbiased measure of its Monte-Carlo error.
+    The columns of a prepared dataset are the arguments. Each text gets `num_draws` evaluations in two independent
+    halves. Within a half the times are stratified (one in each cell of equal probability, with a random shift), so the
+    half-difference of a text is an unbiased measure of its Monte-Carlo error.
 
     Args:
         input_ids: `(texts, max_length)`, padding included.
         num_tokens: real tokens of each text, for the units per token.
         num_chars: characters of each raw text, for bits per character.
         clock: the clock along which the bound is taken, instead of the model's own.
-        known: `(texts, max_length)`, tokens that are given. The bound is that of the others, over which units are counted.
+        known: `(texts, max_length)`, tokens that are given. The bound is that of the others, over which units are
+            counted.
         num_draws: evaluations per text, an even number.
-        time_sampler: density of the global times: `"pilot"`, fitted to the diffusion term in a short run of its own, or
-            `"learned"`, the model's own.
+        time_sampler: density of the global times: `"pilot"`, fitted to the diffusion term in a short run of its own,
+            or `"learned"`, the model's own.
     """
     input_ids, tokens, chars = _texts(model, input_ids, num_tokens, num_chars, batch_size)
     positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
@@ -112,7 +113,8 @@ def exact_likelihood(
     batch_size: int = 64,
     progress: bool = False,
 ) -> LikelihoodEstimate:
-    """`-log p(x)` of an autoregressive model over a dataset, in the units of `estimate_likelihood`, without Monte-Carlo error.
+    """`-log p(x)` of an autoregressive model over a dataset, in the units of `estimate_likelihood`, without
+    Monte-Carlo error.
 
     Of a diffusion model with two streams it is that of the clean stream, START given.
 
@@ -125,7 +127,8 @@ def exact_likelihood(
     diffusion = isinstance(model, TextDiffusionModel)
     if diffusion and not (model.predictor.reads_tokens and model.config.predictor == "two_stream"):
         raise ValueError(
-            "Only the clean stream of `predictor` 'two_stream' with `prediction_type` 'categorical' has an exact likelihood; this "
+            "Only the clean stream of `predictor` 'two_stream' with `prediction_type` 'categorical' has an exact "
+            "likelihood; this "
             f"model has {model.config.predictor!r} and {model.config.prediction_type!r}."
         )
     nats = []

@@ -26,14 +26,15 @@ def importance_weighted_bound(
 ) -> Tensor:
     """`-log (1/K) Σ_k w_k` per text, in nats: a bound of `-log p(x)` that tightens with K = `num_draws`.
 
-    In continuous time the terms are estimated at single times, and the logarithm of such an estimate is no bound. It is one for the
-    chain `z_1 -> ... -> z_0 -> x` on T = `num_steps` equal steps, whose whole path is drawn here:
+    In continuous time the terms are estimated at single times, and the logarithm of such an estimate is no bound. It
+    is one for the chain `z_1 -> ... -> z_0 -> x` on T = `num_steps` equal steps, whose whole path is drawn here:
 
         w = p(x | z_0) p(z_1) p(c) Π p(z_s | z_t) / [q(z_1 | x) q(c | x) Π q(z_s | z_t, x)]
         q(z_s | z_t, x) = N(mean_s + sqrt(std_s² - v) ε_t, v),   ε_t = (z_t - mean_t) / std_t
 
-    and `p` the same with Ê in place of E. Tokens that do not move in a step are left out; the blocks of a text go side by side. The variance `v` of a step does not depend on x (`step_variance`), else every step would cost
-    something even as T -> ∞; so there K = 1 has the mean of the continuous bound. It costs K T predictor calls per text.
+    and `p` the same with Ê in place of E. Tokens that do not move in a step are left out; the blocks of a text go side
+    by side. The variance `v` of a step does not depend on x (`step_variance`), else every step would cost something
+    even as T -> ∞; so there K = 1 has the mean of the continuous bound. It costs K T predictor calls per text.
     """
     for name, value in (("num_draws", num_draws), ("num_steps", num_steps), ("batch_size", batch_size)):
         if value < 1:
@@ -90,10 +91,12 @@ def _log_weight(
 
 
 def step_variance(process: ForwardProcess, t: Tensor, s: Tensor, context: Tensor | None = None) -> Tensor:
-    """Variance of the noise that the step from t to s < t adds: `σ_s² (1 - e^{-Γ})`, about `g² (t-s)` when the step is short.
+    """Variance of the noise that the step from t to s < t adds: `σ_s² (1 - e^{-Γ})`, about `g² (t-s)` when the step is
+    short.
 
-    `Γ` is `|γ(t) - γ(s)|` for a process with a signal-to-noise ratio: where it falls towards noise this is the posterior of DDPM, and where it
-    rises the step does not depend on Ê at all, as in the continuous bound. For NFDM it is `g²(t-s)/σ²` of the base at the middle of the step.
+    `Γ` is `|γ(t) - γ(s)|` for a process with a signal-to-noise ratio: where it falls towards noise this is the
+    posterior of DDPM, and where it rises the step does not depend on Ê at all, as in the continuous bound. For NFDM it
+    is `g²(t-s)/σ²` of the base at the middle of the step.
     """
     _, sigma = process.alpha_sigma(s, context)
     if process.diffusion_weight(Dual(t, torch.ones_like(t)), context) is not None:
@@ -116,7 +119,10 @@ def _step_mean(
     context: Tensor | None,
     block_size: int | None,
 ) -> Tensor:
-    """Mean of the step from t to s when the clean embeddings are `embeddings`. It keeps the marginals unless `v > std_s²`."""
+    """Mean of the step from t to s when the clean embeddings are `embeddings`.
+
+    It keeps the marginals unless `v > std_s²`.
+    """
     current, following = (process.marginal(embeddings, time, context, block_size) for time in (t, s))
     return following.mean + (following.std.square() - variance).clamp_min(0).sqrt() * current.noise(z)
 

@@ -22,8 +22,8 @@ class Quantity:
     Args:
         value: the estimate.
         monte_carlo_error: standard error from the random times and noise, for these very texts.
-        dataset_error: standard error as an estimate for the population of texts (it contains the first); `None` for a single text,
-            which says nothing about a population.
+        dataset_error: standard error as an estimate for the population of texts (it contains the first); `None` for a
+            single text, which says nothing about a population.
     """
 
     value: float
@@ -33,7 +33,8 @@ class Quantity:
 
 @dataclass(frozen=True)
 class LikelihoodEstimate:
-    """`-log p(x)`, or an upper bound of it, in several units, its terms, and how it was estimated. `print` it for a table.
+    """`-log p(x)`, or an upper bound of it, in several units, its terms, and how it was estimated. `print` it for a
+    table.
 
     Args:
         nats_per_story: mean over texts.
@@ -42,7 +43,8 @@ class LikelihoodEstimate:
         bits_per_token: the same in bits.
         bits_per_character: total bits over total characters of the raw text.
         terms: the split of `nats_per_story`.
-        num_function_evaluations: predictor calls, one for each text and draw (two with self-conditioning), and the pilot's.
+        num_function_evaluations: predictor calls, one for each text and draw (two with self-conditioning), and the
+            pilot's.
         protocol: how to repeat the estimate.
     """
 
@@ -102,7 +104,8 @@ def counts_of(name: str, counts: Tensor | Sequence[int] | None, texts: int) -> T
     counts = torch.as_tensor(counts, dtype=torch.float64).cpu()
     if counts.shape != (texts,) or not (counts > 0).all():
         raise ValueError(
-            f"`{name}` has shape {tuple(counts.shape)} and values {counts.flatten()[:5].tolist()}...; it must hold one number "
+            f"`{name}` has shape {tuple(counts.shape)} and values {counts.flatten()[:5].tolist()}...; it must hold "
+            "one number "
             f"above 0 for each of the {texts} texts."
         )
     return counts

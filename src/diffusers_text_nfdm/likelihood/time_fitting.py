@@ -38,11 +38,12 @@ def fit_times(
     num_intervals: int = 16,
     uniform_share: float = 0.1,
 ) -> tuple[FittedTimes, int]:
-    """A density of global times close to the root mean square of the diffusion term, which has the least variance; and its cost.
+    """A density of global times close to the root mean square of the diffusion term, which has the least variance; and
+    its cost.
 
-    Each round measures the term in intervals of equal probability and redraws them, so they shrink around a peak (VEGAS, Lepage
-    1978): as published, Diffusion-LM has half of its bound in t < 0.0003. The uniform share bounds the weights `1/p` by its
-    inverse. Of a text in blocks every block is a measurement.
+    Each round measures the term in intervals of equal probability and redraws them, so they shrink around a peak
+    (VEGAS, Lepage 1978): as published, Diffusion-LM has half of its bound in t < 0.0003. The uniform share bounds the
+    weights `1/p` by its inverse. Of a text in blocks every block is a measurement.
     """
     device, edges = model.device, torch.linspace(0, 1, num_intervals + 1, dtype=torch.float64)
     n = evaluations_per_round

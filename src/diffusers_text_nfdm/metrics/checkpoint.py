@@ -35,7 +35,8 @@ def load_pipeline(checkpoint: str | Path, device: str | torch.device | None = No
         from ..baseline import AutoregressivePipeline as pipeline_class
     else:
         raise ValueError(
-            f"The checkpoint {str(checkpoint)!r} is a {name!r}; it must be a {NFDMTextPipeline.__name__!r} or {AUTOREGRESSIVE!r}."
+            f"The checkpoint {str(checkpoint)!r} is a {name!r}; it must be a {NFDMTextPipeline.__name__!r} or "
+            f"{AUTOREGRESSIVE!r}."
         )
     pipeline = pipeline_class.from_pretrained(folder)
     pipeline.set_progress_bar_config(disable=True)
@@ -48,7 +49,10 @@ def is_autoregressive(pipeline) -> bool:
 
 
 def checkpoint_fingerprint(folder: Path) -> str:
-    """A hash of model and tokenizer. The scheduler does not count, since a sampling brings its own, nor does the card, which results go into."""
+    """A hash of model and tokenizer.
+
+    The scheduler does not count, since a sampling brings its own, nor does the card, which results go into.
+    """
     digest = hashlib.sha256()
     for part in ("model", "tokenizer"):
         files = sorted(path for pattern in WEIGHTS for path in (folder / part).rglob(pattern))

@@ -44,22 +44,24 @@ def evaluate_checkpoint(
 ) -> dict:
     """Sample from a checkpoint, score the samples, and write `results.json` and `results.md` into `output_dir`.
 
-    What is there already and was made from the same checkpoint, texts and settings is not made again: one file of samples
-    (`samples/`) and one of scores (`scores/`) for each sampling and seed.
+    What is there already and was made from the same checkpoint, texts and settings is not made again: one file of
+    samples (`samples/`) and one of scores (`scores/`) for each sampling and seed.
 
     Args:
         checkpoint: folder or Hub repository of an `NFDMTextPipeline` or `AutoregressivePipeline`.
         dataset: as in `load_text_dataset`.
         output_dir: folder for this checkpoint's results.
         protocol: a `Protocol` or the name of one.
-        samplings: ways of sampling, or their names (`Sampling.parse`); `star:64` by default. An autoregressive checkpoint has one, `ancestral`.
-        judge_cache: folder where the judge keeps its log-probabilities, by default within `output_dir`; several checkpoints can share one.
+        samplings: ways of sampling, or their names (`Sampling.parse`); `star:64` by default. An autoregressive
+            checkpoint has one, `ancestral`.
+        judge_cache: folder where the judge keeps its log-probabilities, by default within `output_dir`; several
+            checkpoints can share one.
         update_card: write the scores as `model-index` into the card of a checkpoint that is a local folder.
 
     Returns:
-        The contents of `results.json`: `checkpoint`, `model`, `parameters`, `dataset`, `protocol`, `dataset_row` (real texts in the place of
-        samples), `likelihood`, `entropy` (of the embedded corpus), `samplers` and `notes`. Scores are `{metric: {"mean", "sd"}}`;
-        `seconds` is the time that `num_samples` samples took.
+        The contents of `results.json`: `checkpoint`, `model`, `parameters`, `dataset`, `protocol`, `dataset_row` (real
+        texts in the place of samples), `likelihood`, `entropy` (of the embedded corpus), `samplers` and `notes`.
+        Scores are `{metric: {"mean", "sd"}}`; `seconds` is the time that `num_samples` samples took.
     """
     protocol = get_protocol(protocol) if isinstance(protocol, str) else protocol
     given = [Sampling.parse(one) if isinstance(one, str) else one for one in samplings or []]
@@ -212,7 +214,8 @@ def _notes(scored: dict[str, list[dict]], protocol: Protocol, real: RealTexts) -
         notes.append(protocol.assumptions)
     if not real.disjoint and real.num_repeats > 1:
         notes.append(
-            f"The {len(real.held_out)} held-out texts are too few for {real.num_repeats} repeats of their own: repeats share references and real "
+            f"The {len(real.held_out)} held-out texts are too few for {real.num_repeats} repeats of their own: "
+            "repeats share references and real "
             "texts, which makes the standard deviations of the row Dataset too small."
         )
     for name, entries in scored.items():

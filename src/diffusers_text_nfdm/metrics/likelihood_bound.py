@@ -1,4 +1,6 @@
-"""The likelihood of texts under a checkpoint in all units: a bound for diffusion models, exact for the autoregressive baseline."""
+"""The likelihood of texts under a checkpoint in all units: a bound for diffusion models, exact for the autoregressive
+baseline.
+"""
 
 from __future__ import annotations
 

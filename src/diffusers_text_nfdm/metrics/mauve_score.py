@@ -23,7 +23,8 @@ class MauveSettings:
         max_text_length: tokens of the judge after which a text is cut.
         num_buckets: clusters; `"auto"` is a tenth of the number of texts.
         scaling_factor: the constant c of the paper on MAUVE.
-        kmeans_num_redo, kmeans_max_iter, kmeans_explained_var: of the clustering, after a PCA that keeps this share of variance.
+        kmeans_num_redo, kmeans_max_iter, kmeans_explained_var: of the clustering, after a PCA that keeps this share of
+            variance.
     """
 
     seeds: tuple[int, ...] = (25, 26, 27, 28, 29)
@@ -48,7 +49,8 @@ def mauve_from_features(
     settings = settings or MauveSettings()
     if len(sample_features) != len(reference_features) or len(sample_features) < MINIMUM_TEXTS:
         raise ValueError(
-            f"MAUVE is given {len(sample_features)} samples and {len(reference_features)} references; it needs the same number of both, "
+            f"MAUVE is given {len(sample_features)} samples and {len(reference_features)} references; it needs the "
+            "same number of both, "
             f"at least {MINIMUM_TEXTS}: its value depends on these numbers."
         )
     try:
@@ -88,7 +90,8 @@ def mauve(
     check_same_form(samples, references, "samples", "references")
     if len(samples) != len(references) or len(samples) < MINIMUM_TEXTS:
         raise ValueError(
-            f"`samples` has {len(samples)} texts and `references` {len(references)}; MAUVE needs the same number of both, at least "
+            f"`samples` has {len(samples)} texts and `references` {len(references)}; MAUVE needs the same number of "
+            "both, at least "
             f"{MINIMUM_TEXTS}."
         )
     features = [judge.features(texts, settings.max_text_length) for texts in (samples, references)]

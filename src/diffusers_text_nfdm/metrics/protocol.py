@@ -19,12 +19,14 @@ class Protocol:
         name: of the protocol; `resized` changes it.
         num_samples: samples of each repeat, and as many references.
         seeds: one repeat for each; scores are mean and standard deviation over them.
-        reference_splits: splits that references, and the real texts of the "Dataset" row, are drawn from, without overlap within a repeat.
+        reference_splits: splits that references, and the real texts of the "Dataset" row, are drawn from, without
+            overlap within a repeat.
         memorization_texts: number of training texts that memorization is counted against; None is all of them.
         judge: language model for perplexity and MAUVE (see `Judge.from_pretrained`); None leaves both out.
         mauve: settings of MAUVE.
-        detokenisation: form of the real texts. `"raw"`: as they are in the dataset. `"round_trip"`: through the checkpoint's tokenizer and back,
-            cut at the model's length and with UNK, so that a perfect model could write exactly them.
+        detokenisation: form of the real texts. `"raw"`: as they are in the dataset. `"round_trip"`: through the
+            checkpoint's tokenizer and back, cut at the model's length and with UNK, so that a perfect model could
+            write exactly them.
         likelihood_texts: number of real texts for the likelihood; 0 leaves it out.
         likelihood_draws: draws of time and noise for each of them.
         assumptions: what is not known about the source of the protocol.
@@ -55,7 +57,8 @@ class Protocol:
             )
         if self.detokenisation not in DETOKENISATIONS:
             raise ValueError(
-                f"`detokenisation` is {self.detokenisation!r}; it must be one of {', '.join(map(repr, DETOKENISATIONS))}."
+                f"`detokenisation` is {self.detokenisation!r}; it must be one of "
+                f"{', '.join(map(repr, DETOKENISATIONS))}."
             )
         if self.likelihood_draws < 2 or self.likelihood_draws % 2:
             raise ValueError(
@@ -63,7 +66,9 @@ class Protocol:
             )
 
     def resized(self, num_samples: int | None = None, num_repeats: int | None = None) -> Protocol:
-        """The same at another size, under a name that says so: `ld4lg` with 200 samples and 2 repeats is `ld4lg-200x2`."""
+        """The same at another size, under a name that says so: `ld4lg` with 200 samples and 2 repeats is
+        `ld4lg-200x2`.
+        """
         num_samples = self.num_samples if num_samples is None else num_samples
         num_repeats = len(self.seeds) if num_repeats is None else num_repeats
         if not isinstance(num_repeats, int) or num_repeats < 1:
@@ -93,16 +98,16 @@ PROTOCOLS = {
             "paper",
             seeds=(0,),
             reference_splits=("validation",),
-            assumptions="The paper names its metrics and its 2,000 sampling steps; that its samples are 1,000, made once, and that memorization is "
-            "counted against the whole training set is assumed after LD4LG.",
+            assumptions="The paper names its metrics and its 2,000 sampling steps; that its samples are 1,000, made "
+            "once, and that memorization is counted against the whole training set is assumed after LD4LG.",
         ),
     )
 }
 
 
 def get_protocol(name: str) -> Protocol:
-    """`"ld4lg"`: Latent Diffusion for Language Generation (Lovelace et al. 2023), 1,000 samples, five seeds, the whole training set.
-    `"paper"`: Towards Latent Diffusion Suitable For Text, as far as it is known (`assumptions`)."""
+    """`"ld4lg"`: Latent Diffusion for Language Generation (Lovelace et al. 2023), 1,000 samples, five seeds, the whole
+    training set. `"paper"`: Towards Latent Diffusion Suitable For Text, as far as it is known (`assumptions`)."""
     if name not in PROTOCOLS:
         raise ValueError(f"`protocol` is {name!r}; it must be one of {', '.join(map(repr, PROTOCOLS))}.")
     return PROTOCOLS[name]

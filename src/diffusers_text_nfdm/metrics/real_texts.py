@@ -42,7 +42,10 @@ class RealTexts:
 
     @property
     def disjoint(self) -> bool:
-        """Whether there are enough texts for every repeat to have its own. Otherwise repeats share texts and their spread is too small."""
+        """Whether there are enough texts for every repeat to have its own.
+
+        Otherwise repeats share texts and their spread is too small.
+        """
         return len(self.held_out) >= 2 * self.num_samples * self.num_repeats
 
     def repeat(self, index: int) -> tuple[list[str], list[str]]:
@@ -59,7 +62,8 @@ class RealTexts:
 def load_real_texts(
     dataset: str | Path | Mapping[str, str | Path], protocol: Protocol, column: str = "text"
 ) -> RealTexts:
-    """Read a dataset (see `load_text_dataset`), as much of it as the protocol needs; ValueError where that is not there.
+    """Read a dataset (see `load_text_dataset`), as much of it as the protocol needs; ValueError where that is not
+    there.
 
     Of the embedded stories there are as many as needed: the held-out ones are the test split, continued.
     """
@@ -79,15 +83,18 @@ def load_real_texts(
         needed = max(2 * n, protocol.likelihood_texts)
     if len(held_out) < needed:
         raise ValueError(
-            f"The protocol {protocol.name!r} needs {needed} held-out texts ({n} references and {n} real texts in the place of samples; "
+            f"The protocol {protocol.name!r} needs {needed} held-out texts ({n} references and {n} real texts in the "
+            "place of samples; "
             f"{protocol.likelihood_texts} for the likelihood), but the dataset has {len(held_out)} in "
-            f"{', '.join(protocol.reference_splits)}. Give more, or make the protocol smaller with `num_samples`, at most {len(held_out) // 2}."
+            f"{', '.join(protocol.reference_splits)}. Give more, or make the protocol smaller with `num_samples`, at "
+            f"most {len(held_out) // 2}."
         )
     training = [text for text in loaded["train"]["text"] if text and text.strip()] if "train" in loaded else []
     wanted = protocol.memorization_texts or 1
     if len(training) < wanted:
         raise ValueError(
-            f"The protocol {protocol.name!r} counts memorization against at least {wanted} training texts, but the dataset has {len(training)}."
+            f"The protocol {protocol.name!r} counts memorization against at least {wanted} training texts, but the "
+            f"dataset has {len(training)}."
         )
     return RealTexts(training[: protocol.memorization_texts], list(held_out), n, repeats, splits)
 
@@ -106,7 +113,8 @@ def in_form(real: RealTexts, pipeline, detokenisation: str) -> RealTexts:
         return RealTexts(training, held_out, real.num_samples, real.num_repeats, real.splits)
     some = real.held_out[:FORM_TEXTS]
     try:
-        # Of the tokenizer, not of samples: a model that writes one small word again and again is bad, but not in another form.
+        # Of the tokenizer, not of samples: a model that writes one small word again and again is bad, but not in
+        # another form.
         check_same_form(round_trip(some, tokenizer, max_length), some, "the checkpoint's texts", "the dataset's texts")
     except ValueError as error:
         raise ValueError(

@@ -10,7 +10,9 @@ from .scoring import METRICS
 
 
 def aggregate(repeats: Sequence[dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """`{metric: {"mean", "sd"}}` of the metrics that every repeat has; the standard deviation of one repeat is None."""
+    """`{metric: {"mean", "sd"}}` of the metrics that every repeat has; the standard deviation of one repeat is
+    None.
+    """
     return {
         metric: {
             "mean": float(np.mean([scores[metric] for scores in repeats])),
@@ -57,7 +59,8 @@ def markdown_report(result: dict) -> str:
         exact = "autoregressive" in likelihood["terms"]
         story = likelihood["nats_per_story"]
         line = (
-            f"{'Exact -log p' if exact else 'Bound on -log p'} of {likelihood['protocol']['texts']:,} real texts: {story['value']:.3f} ± "
+            f"{'Exact -log p' if exact else 'Bound on -log p'} of {likelihood['protocol']['texts']:,} real texts: "
+            f"{story['value']:.3f} ± "
             f"{story['monte_carlo_error']:.3f} nats per text, {likelihood['nats_per_token']['value']:.3f} per token, "
             f"{likelihood['bits_per_character']['value']:.4f} bits per character."
         )

@@ -29,7 +29,9 @@ def made_once(path: Path, made_from: Mapping, make: Callable[[], dict]) -> dict:
 
 
 def samples_once(path: Path, made_from: Mapping, make: Callable[[], tuple[list[str], dict]]) -> tuple[list[str], dict]:
-    """Texts in a JSON Lines file at `path`, and what is known about them in a JSON file beside it; `make` gives both."""
+    """Texts in a JSON Lines file at `path`, and what is known about them in a JSON file beside it; `make` gives
+    both.
+    """
     beside, texts = path.with_suffix(".json"), None
     if path.is_file():
         texts = [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").split("\n") if line]

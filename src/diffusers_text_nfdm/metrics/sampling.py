@@ -1,4 +1,6 @@
-"""A way of sampling by name: `star:64`, `chain:64:noise_fraction=0.5`, `sde:256`, `ode:32:method=heun`, `ancestral`."""
+"""A way of sampling by name: `star:64`, `chain:64:noise_fraction=0.5`, `sde:256`, `ode:32:method=heun`,
+`ancestral`.
+"""
 
 from __future__ import annotations
 

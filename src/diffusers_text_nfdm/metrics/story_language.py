@@ -21,12 +21,13 @@ def story_language(
     """How the texts sit in a language whose probabilities are known.
 
     * `validity`: share of texts that are stories of the language.
-    * `log_probability`: mean of `log p(story)` over the valid ones, in nats; for samples of the grammar itself it is `-entropy`. Higher means
-      that the samples keep to the probable stories.
+    * `log_probability`: mean of `log p(story)` over the valid ones, in nats; for samples of the grammar itself it is
+      `-entropy`. Higher means that the samples keep to the probable stories.
     * `distinct_stories`: distinct valid stories over valid stories.
-    * `coverage`: share of the grammar's choices whose options the valid stories take as often as the grammar does, that is, whose test
-      (`choice_p_values`) is not rejected at 1%; about 0.99 for samples of the grammar itself.
-    * `tested_choices`, `untested_choices`: choices with more than one option, by whether there were enough visits for any outcome to be rejected.
+    * `coverage`: share of the grammar's choices whose options the valid stories take as often as the grammar does,
+      that is, whose test (`choice_p_values`) is not rejected at 1%; about 0.99 for samples of the grammar itself.
+    * `tested_choices`, `untested_choices`: choices with more than one option, by whether there were enough visits for
+      any outcome to be rejected.
     * `p_values`: of each tested choice.
 
     What is not defined without a valid story or a tested choice is None.
@@ -54,14 +55,17 @@ def story_language(
 def choice_p_values(
     derivations: Sequence[Sequence[Step]], grammar: MemoryGrammar, *, num_draws: int = 9999, seed: int = 0
 ) -> tuple[dict[str, float], list[str]]:
-    """For each choice a test that its options are taken with the grammar's probabilities; and the choices that cannot be tested.
+    """For each choice a test that its options are taken with the grammar's probabilities; and the choices that cannot
+    be tested.
 
-    Of each story only the first visit of a choice counts. Whether it happens depends on earlier choices alone, so given the number n of
-    stories with such a visit the options are exactly multinomial(n, p) under the grammar. (All visits together need not be: an option may
-    decide whether its choice comes again.) The statistic is Pearson's `Σ (count - n p)² / (n p)`, and its p-value comes from `num_draws` draws of
-    the same multinomial, `(1 + #{draws at least as large}) / (1 + num_draws)`: at most the nominal size for any n, without a limit theorem.
+    Of each story only the first visit of a choice counts. Whether it happens depends on earlier choices alone, so
+    given the number n of stories with such a visit the options are exactly multinomial(n, p) under the grammar. (All
+    visits together need not be: an option may decide whether its choice comes again.) The statistic is Pearson's
+    `Σ (count - n p)² / (n p)`, and its p-value comes from `num_draws` draws of the same multinomial,
+    `(1 + #{draws at least as large}) / (1 + num_draws)`: at most the nominal size for any n, without a limit theorem.
 
-    A choice is left out where even the most extreme outcome (all visits at the rarest option) has a probability above 1%.
+    A choice is left out where even the most extreme outcome (all visits at the rarest option) has a probability above
+    1%.
     """
     counts: dict[str, Counter] = {name: Counter() for name, options in grammar.choices.items() if len(options) > 1}
     for derivation in derivations:

@@ -10,7 +10,8 @@ from ..tokenization import word_splitter
 
 
 _MARK = re.compile(r"(\s?)[.,!?;:](?=\s|$)")
-# Two sets of ordinary English differ by a few percent; one that was lower-cased or left in tokens differs by nearly all.
+# Two sets of ordinary English differ by a few percent; one that was lower-cased or left in tokens differs by nearly
+# all.
 FORM_TOLERANCE = 0.5
 
 
@@ -35,7 +36,8 @@ def check_texts(texts: Sequence[str], name: str, minimum: int = 1) -> list[str]:
             raise ValueError(f"`{name}[{index}]` is a {type(text).__name__}; every text must be a string.")
         if not text.strip():
             raise ValueError(
-                f"`{name}[{index}]` is blank, which has no words to score. Count blank texts, report their number, and leave them out."
+                f"`{name}[{index}]` is blank, which has no words to score. Count blank texts, report their number, "
+                "and leave them out."
             )
     return list(texts)
 
@@ -51,12 +53,14 @@ def text_form(texts: Sequence[str]) -> dict[str, float]:
 
 
 def check_same_form(texts: Sequence[str], others: Sequence[str], name: str, other_name: str) -> None:
-    """ValueError where one set is lower-cased or has spaces between its tokens and the other does not: every n-gram and every
-    probability would then differ for the form alone."""
+    """ValueError where one set is lower-cased or has spaces between its tokens and the other does not: every n-gram
+    and every probability would then differ for the form alone."""
     form, other_form = text_form(texts), text_form(others)
     for property, share in form.items():
         if abs(share - other_form[property]) > FORM_TOLERANCE:
             raise ValueError(
-                f"`{name}` and `{other_name}` are written in different forms: {property} {share:.0%} against {other_form[property]:.0%}. "
-                "Bring both into the same form first (`diffusers_text_nfdm.tokenization.detokenize` joins words and marks into running text)."
+                f"`{name}` and `{other_name}` are written in different forms: {property} {share:.0%} against "
+                f"{other_form[property]:.0%}. "
+                "Bring both into the same form first (`diffusers_text_nfdm.tokenization.detokenize` joins words and "
+                "marks into running text)."
             )

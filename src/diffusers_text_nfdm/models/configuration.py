@@ -23,7 +23,8 @@ def check_format(checkpoint_format: int) -> None:
     """Raise a ValueError for a checkpoint of another format than this code knows."""
     if checkpoint_format < CHECKPOINT_FORMAT:
         raise ValueError(
-            f"`checkpoint_format` is {checkpoint_format}; this version of diffusers_text_nfdm reads format {CHECKPOINT_FORMAT} "
+            f"`checkpoint_format` is {checkpoint_format}; this version of diffusers_text_nfdm reads format "
+            f"{CHECKPOINT_FORMAT} "
             "only. Train the model again."
         )
     if checkpoint_format > CHECKPOINT_FORMAT:
@@ -39,19 +40,21 @@ class TextDiffusionConfig(PreTrainedConfig):
     Args:
         vocab_size: number of tokens.
         max_length: number of positions of every sequence, padding included.
-        clock: the clock of the bound and of sampling, unless another one is given: see `clocks.py`. The paper's is `"shared"`.
+        clock: the clock of the bound and of sampling, unless another one is given: see `clocks.py`. The paper's is
+            `"shared"`.
         embedding_dim: dimension of the token embeddings, which is that of the latents z.
-        embedding_sphere: embeddings are normalised to length `sqrt(embedding_dim)`, so that noise means the same for every word.
-        predictor: `"bert"`, the paper's: a BERT encoder trained from scratch. `"two_stream"`: a pre-norm trunk that also reads
-            clean tokens, which texts in blocks need.
+        embedding_sphere: embeddings are normalised to length `sqrt(embedding_dim)`, so that noise means the same for
+            every word.
+        predictor: `"bert"`, the paper's: a BERT encoder trained from scratch. `"two_stream"`: a pre-norm trunk that
+            also reads clean tokens, which texts in blocks need.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, hidden_act, hidden_dropout_prob,
             attention_probs_dropout_prob, layer_norm_eps, initializer_range: the predictor, as in `BertConfig`.
-        prediction_type: `"embedding"`, the paper's: the predictor's output is Ê. `"categorical"`: it gives logits over the
-            vocabulary around the posterior of a single token, exact for MuLAN and Diffusion-LM and that of the undeformed
-            process for NFDM; Ê is the mean embedding under them.
-        self_conditioning: the predictor is called twice and sees its first Ê in the second call. No gradient goes through the
-            first call. (Chen et al. 2022 take the Ê of the sampling step before. Then Ê is no function of z, and nothing bounds
-            the likelihood of the samples.)
+        prediction_type: `"embedding"`, the paper's: the predictor's output is Ê. `"categorical"`: it gives logits over
+            the vocabulary around the posterior of a single token, exact for MuLAN and Diffusion-LM and that of the
+            undeformed process for NFDM; Ê is the mean embedding under them.
+        self_conditioning: the predictor is called twice and sees its first Ê in the second call. No gradient goes
+            through the first call. (Chen et al. 2022 take the Ê of the sampling step before. Then Ê is no function of
+            z, and nothing bounds the likelihood of the samples.)
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
             `z_0 ~ N(α_0 Emb, σ_0²)`.
@@ -113,7 +116,8 @@ class TextDiffusionConfig(PreTrainedConfig):
         clock = make_clock(self.clock, self.max_length)
         if clock.block_size is not None and self.predictor != "two_stream":
             raise ValueError(
-                f"`clock` is {str(clock)!r} with `predictor` {self.predictor!r}; texts in blocks need 'two_stream', which reads the "
+                f"`clock` is {str(clock)!r} with `predictor` {self.predictor!r}; texts in blocks need 'two_stream', "
+                "which reads the "
                 "clean tokens before a block."
             )
         check_one_of("decoder", self.decoder, DECODERS)
@@ -139,12 +143,12 @@ class NFDMConfig(TextDiffusionConfig):
 
     Args:
         delta: standard deviation at t = 0. The paper states 0.01; its published code has 0.1.
-        time_conditioning: how the forward network gets its times: `"adaln"` (NFDM), `"additive"` (NFDM-Additive), or `"head"`: only
-            behind its transformer layers, which then need no time derivative.
+        time_conditioning: how the forward network gets its times: `"adaln"` (NFDM), `"additive"` (NFDM-Additive), or
+            `"head"`: only behind its transformer layers, which then need no time derivative.
         forward_hidden_size, forward_num_layers, forward_num_heads, forward_intermediate_size: the forward network.
         forward_time_dim: size of its time embedding with `"adaln"` and `"head"`.
-        volatility: g(t): `"free"`, the paper's softplus network; or `"markovian"`: a learned factor on the volatility that makes
-            the undeformed process Markov, which is where the bound is least at the start.
+        volatility: g(t): `"free"`, the paper's softplus network; or `"markovian"`: a learned factor on the volatility
+            that makes the undeformed process Markov, which is where the bound is least at the start.
         volatility_hidden_size, volatility_floor: size of its network, and with `"free"` the smallest g.
     """
 
@@ -180,7 +184,8 @@ class NFDMConfig(TextDiffusionConfig):
             raise ValueError(f"`delta` is {self.delta}; it must be below 1, the standard deviation at t = 1.")
         if self.objective == "rescaled":
             raise ValueError(
-                "`objective` is 'rescaled', but for NFDM ||E - Ê||² has no term that the learned volatility enters and rewards "
+                "`objective` is 'rescaled', but for NFDM ||E - Ê||² has no term that the learned volatility enters "
+                "and rewards "
                 "a forward process that never hides the data, so that nothing is learned about noise. Use 'bound'."
             )
 

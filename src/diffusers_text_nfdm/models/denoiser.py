@@ -92,7 +92,9 @@ class Denoiser:
         clean: CleanTokens | None,
         block_size: int | None,
     ) -> Tensor | None:
-        """In training, the first Ê of a share of the texts and zeros for the others: the predictor learns both calls."""
+        """In training, the first Ê of a share of the texts and zeros for the others: the predictor learns both
+        calls.
+        """
         if not self.config.self_conditioning or not self.training:
             return None
         rows = (draws.self_conditioned < SELF_CONDITIONED_SHARE).nonzero()[:, 0]
@@ -107,7 +109,9 @@ class Denoiser:
     def read_clean(
         self, input_ids: Tensor, before: CleanTokens | None = None, detach_process: bool = False
     ) -> tuple[Tensor, CleanTokens]:
-        """States of clean tokens `(batch, tokens)` that follow those of `before`, and what noisy tokens see of all of them."""
+        """States of clean tokens `(batch, tokens)` that follow those of `before`, and what noisy tokens see of all of
+        them.
+        """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_process):
             embeddings = self.embed(input_ids)
         return self.predictor.read_clean(input_ids, embeddings, before)
@@ -120,7 +124,9 @@ class Denoiser:
     def clean_stream(
         self, input_ids: Tensor, block_size: int | None, next_token: bool = False, detach_process: bool = False
     ) -> tuple[CleanTokens | None, Tensor | None]:
-        """What noisy tokens see of the clean text, and with `next_token` `-log p(x_i | x_<i)` of it, `(batch, seq - 1)`."""
+        """What noisy tokens see of the clean text, and with `next_token` `-log p(x_i | x_<i)` of it,
+        `(batch, seq - 1)`.
+        """
         if block_size is None and not next_token:
             return None, None
         states, clean = self.read_clean(input_ids, None, detach_process)

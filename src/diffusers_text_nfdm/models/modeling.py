@@ -178,7 +178,8 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         clock = make_clock(self.config.clock if clock is None else clock, self.config.max_length)
         if clock.block_size is not None and self.config.predictor != "two_stream":
             raise ValueError(
-                f"The clock {str(clock)!r} is one of blocks, for which the predictor must read clean tokens; this model has "
+                f"The clock {str(clock)!r} is one of blocks, for which the predictor must read clean tokens; this "
+                "model has "
                 f"`predictor` {self.config.predictor!r}, not 'two_stream'."
             )
         return clock
@@ -202,19 +203,22 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         masked: Tensor | None = None,
         return_dict: bool = True,
     ) -> TextDiffusionOutput | tuple:
-        """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per text, or per block.
+        """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per text, or per
+        block.
 
         Args:
             input_ids: token ids, padding included: every position is modelled.
-            known: `(batch, max_length)`, True for tokens that are given. The bound is then that of the others given them.
+            known: `(batch, max_length)`, True for tokens that are given. The bound is then that of the others given
+                them.
             clock: instead of the config's; see `clocks.py`.
-            t: times `(batch,)` or `(batch, max_length)` at which the diffusion integrand is wanted, instead of random ones.
+            t: times `(batch,)` or `(batch, max_length)` at which the diffusion integrand is wanted, instead of random
+                ones.
             draws: the random numbers, instead of new ones from `generator`.
             context_weight: weight of the context's divergence in `loss` (KL warm-up); `bound` always has it whole.
             next_token_weight: weight in `loss` of the clean stream's `-log p(x_i | x_<i)`.
             next_token_only: nothing else.
-            cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It trains no
-                embedding and no forward process; steps of the two are mixed in training.
+            cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It
+                trains no embedding and no forward process; steps of the two are mixed in training.
             masked: `(batch, max_length)`, tokens of which `cross_entropy` shows nothing: their time is 1.
         """
         self.check_inputs(input_ids, known, t)
@@ -251,7 +255,9 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
     def token_times(
         self, clock: Clock, draws: Draws, known: Tensor | None = None, density: Density | None = None
     ) -> Dual:
-        """Token times and their rates, along the clock and by the learned density, and a further one of global times."""
+        """Token times and their rates, along the clock and by the learned density, and a further one of global
+        times.
+        """
         uniforms = draws.uniforms[:, None]
         times = clock.parallel_times(uniforms, self.config.max_length, known, draws.order, density)
         return hold_known(self.time_sampler(times), known)
@@ -290,7 +296,8 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         config = self.config
         if cross_entropy and config.prediction_type != "categorical":
             raise ValueError(
-                f"`cross_entropy` is True with `prediction_type` {config.prediction_type!r}; only 'categorical' has logits."
+                f"`cross_entropy` is True with `prediction_type` {config.prediction_type!r}; only 'categorical' has "
+                "logits."
             )
         if masked is not None and not cross_entropy:
             raise ValueError(
@@ -315,7 +322,8 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         n = len(input_ids)
         if t is not None and tuple(t.shape) not in ((n,), (n, 1), (n, length)):
             raise ValueError(
-                f"`t` has shape {tuple(t.shape)}; it must be ({n},), one time per text, or ({n}, {length}), one per token."
+                f"`t` has shape {tuple(t.shape)}; it must be ({n},), one time per text, or ({n}, {length}), one per "
+                "token."
             )
         # Reading values would stall an accelerator at every step; there an id out of range is a device-side assertion.
         if input_ids.device.type == "cpu" and n:

@@ -94,7 +94,8 @@ def embedding_monitors(
 ) -> dict[str, Tensor]:
     """`embedding_norm` and `nearest_neighbor_distance` of a fixed number of tokens.
 
-    They are compared with the table part by part: the cost does not grow with the batch, nor the memory with the table.
+    They are compared with the table part by part: the cost does not grow with the batch, nor the memory with the
+    table.
     """
     ids = input_ids.flatten()[:num_tokens]
     some = table[ids]

@@ -19,12 +19,15 @@ AlphaSigma = tuple[Tensor, Tensor]
 
 
 def full_precision(z: Tensor) -> torch.autocast:
-    """No autocast: near t = 0 logits are small differences of large numbers, and the bound's weight sees the rounding of Ê."""
+    """No autocast: near t = 0 logits are small differences of large numbers, and the bound's weight sees the rounding
+    of Ê.
+    """
     return torch.autocast(z.device.type, enabled=False)
 
 
 class Prediction:
-    """What the predictor says of the clean tokens: embeddings Ê, and with categorical prediction the logits they come from.
+    """What the predictor says of the clean tokens: embeddings Ê, and with categorical prediction the logits they come
+    from.
 
     Args:
         embeddings: Ê, where it is predicted itself.
@@ -118,15 +121,18 @@ class EmbeddingPrediction(nn.Module):
 
 
 class CategoricalPrediction(nn.Module):
-    """`Ê = softmax(logits) Emb`, with the posterior of a single token inside the logits (for NFDM, that of its undeformed process).
+    """`Ê = softmax(logits) Emb`, with the posterior of a single token inside the logits (for NFDM, that of its
+    undeformed process).
 
     For a token with prior `π_k` seen through `z = α e_k + σ ε`,
 
         log p(k | z) = (α/σ²) z·e_k - (α²/2σ²) |e_k|² + log π_k + const,
 
-    so `logits = net + a (α/σ²) z Embᵀ - a (α²/2σ²) |Emb|² + b`, with the bias `b` in the role of `log π` and a gate `a(t)` in (e^-2, e^2)
-    that starts at one. With `net = 0` the bound is the cross-entropy of independent tokens. The network's logits have their own output
-    matrix: through the embeddings, of small dimension and spread out at the start, few distributions could be expressed.
+    so `logits = net + a (α/σ²) z Embᵀ - a (α²/2σ²) |Emb|² + b`, with the bias `b` in the role of `log π` and a gate
+    `a(t)` in (e^-2, e^2) that starts at one. With `net = 0` the bound is the cross-entropy of independent tokens. The
+    network's logits have their own output
+    matrix: through the embeddings, of small dimension and spread out at the start, few distributions could be
+    expressed.
     """
 
     fourier_dim = 32
@@ -143,7 +149,9 @@ class CategoricalPrediction(nn.Module):
 
     @staticmethod
     def linear_estimate(z: Tensor, alpha_sigma: AlphaSigma) -> Tensor:
-        """`α z / (α² + σ²)`, the best linear estimate of embeddings of variance one: the network's input, zero where z is only noise."""
+        """`α z / (α² + σ²)`, the best linear estimate of embeddings of variance one: the network's input, zero where z
+        is only noise.
+        """
         alpha, sigma = alpha_sigma
         return alpha / (alpha.square() + sigma.square()) * z
 
@@ -195,7 +203,8 @@ def mean_token_rows(evidence: Tensor, evidence_weight: Tensor, bias: Tensor, row
     dtype = rows.dtype
     with torch.no_grad(), full_precision(evidence):
         prior = torch.softmax(bias, -1)
-        # Where z is only noise the posterior is the prior, once for all. An accelerator would have to wait for the count.
+        # Where z is only noise the posterior is the prior, once for all. An accelerator would have to wait for the
+        # count.
         some = (
             evidence.any(-1) if evidence.device.type == "cpu" else torch.ones_like(evidence[..., 0], dtype=torch.bool)
         )
@@ -209,8 +218,8 @@ def mean_token_rows(evidence: Tensor, evidence_weight: Tensor, bias: Tensor, row
 def moves_alone(t: Tensor, length: int, places: Places | None) -> Tensor | None:
     """The tokens, `(batch, seq)`, that move while all others of their block stand still; `None` if there are none.
 
-    The network is shown such a token as noise. What its latent says of it is in the logits, exactly, and no other token in motion
-    could learn from it. So it costs the cross-entropy of `p(x_i | the others as they are)`.
+    The network is shown such a token as noise. What its latent says of it is in the logits, exactly, and no other
+    token in motion could learn from it. So it costs the cross-entropy of `p(x_i | the others as they are)`.
     """
     if t.shape[1] == 1 and length > 1:
         return None

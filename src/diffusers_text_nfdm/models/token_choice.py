@@ -17,8 +17,8 @@ def token_probabilities(
 ) -> Tensor:
     """`softmax(logits / temperature)` over the last axis, cut off and normalised again.
 
-    What stays are the `top_k` most probable tokens, of these the fewest with probability `top_p`, and those with at least `min_p`
-    times the probability of the most probable one.
+    What stays are the `top_k` most probable tokens, of these the fewest with probability `top_p`, and those with at
+    least `min_p` times the probability of the most probable one.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     # With the largest at zero a small temperature cannot overflow.

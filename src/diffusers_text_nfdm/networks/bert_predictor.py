@@ -45,10 +45,14 @@ class BertPredictor(nn.Module):
         clean: CleanTokens | None = None,
         places: Places | None = None,
     ) -> Tensor:
-        """The states that the output layer gets. The arguments are those of `TwoStreamPredictor`; there is no clean stream here."""
+        """The states that the output layer gets.
+
+        The arguments are those of `TwoStreamPredictor`; there is no clean stream here.
+        """
         if clean is not None:
             raise ValueError(
-                "A text in blocks needs the clean tokens before each block, which the BERT predictor does not read; use "
+                "A text in blocks needs the clean tokens before each block, which the BERT predictor does not read; "
+                "use "
                 "`predictor` 'two_stream' in the model's config, or another clock."
             )
         dtype = self.positions.weight.dtype

@@ -33,10 +33,11 @@ def missing_compiler(device: torch.device) -> str | None:
 
 
 def compile_layers(model: nn.Module) -> bool:
-    """Compile the blocks of predictor and forward network, in place: the same numbers to rounding, with fewer passes over memory.
+    """Compile the blocks of predictor and forward network, in place: the same numbers to rounding, with fewer passes
+    over memory.
 
-    Weights, checkpoints and gradient checkpointing are not touched. The code is generated at the first calls, which takes a minute.
-    Without a compiler the model stays as it is, with a warning, and the result is False.
+    Weights, checkpoints and gradient checkpointing are not touched. The code is generated at the first calls, which
+    takes a minute. Without a compiler the model stays as it is, with a warning, and the result is False.
     """
     missing = missing_compiler(next(model.parameters()).device)
     if missing is not None:

@@ -12,7 +12,8 @@ from torch import Tensor
 def cooccurrence_embeddings(
     input_ids: Tensor, vocab_size: int, dim: int, window: int = 2, noise: float = 0.3, seed: int = 0
 ) -> Tensor:
-    """Embeddings `(vocab, dim)` of length `sqrt(dim)` from a truncated SVD of the positive pointwise mutual information
+    """Embeddings `(vocab, dim)` of length `sqrt(dim)` from a truncated SVD of the positive pointwise mutual
+    information
 
         max(0, log p(w, c at offset o) - log p(w) - log p(c)),    o = ±1, ..., ±window,
 

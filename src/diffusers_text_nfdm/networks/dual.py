@@ -2,9 +2,10 @@
 
 A `Dual(value, rate)` is a tensor and its derivative along a clock. The times of the tokens are such a pair: their
 values, and how fast each of them moves. `rate=None` means "constant"; every operation below then does the work of the
-plain operation and no more, so one network serves both for `q(z_t | x)` alone and for its derivative. Written by hand, the derivative shares the attention probabilities and normalisations with
-the value, compiles, and composes with autograd and checkpointing, which `torch.func.jvp` over attention does not. The
-operations that cost most are in `fused_dual.py`, with their backward passes.
+plain operation and no more, so one network serves both for `q(z_t | x)` alone and for its derivative. Written by hand,
+the derivative shares the attention probabilities and normalisations with the value, compiles, and composes with
+autograd and checkpointing, which `torch.func.jvp` over attention does not. The operations that cost most are in
+`fused_dual.py`, with their backward passes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def silu(x: Dual) -> Dual:
 
 
 def _apply(function: type[torch.autograd.Function], x: Dual, *arguments) -> Dual:
-    # One precision inside: what autocast chooses for an operation in the forward pass, it does not in the backward pass.
+    # One precision inside: what autocast chooses for an operation in the forward pass, it does not in the backward
+    # pass.
     with torch.autocast(x.value.device.type, enabled=False):
         return Dual(*function.apply(x.value, x.rate.to(x.value.dtype), *arguments))
 
@@ -76,7 +78,9 @@ def gelu(x: Dual) -> Dual:
 
 
 def layer_norm(x: Dual, layer: nn.LayerNorm) -> Dual:
-    """`y = (x - mean) / std`, `ẏ = (ẋ - mean(ẋ) - y mean(y ẋ)) / std`, then the layer's own scale and shift if it has them."""
+    """`y = (x - mean) / std`, `ẏ = (ẋ - mean(ẋ) - y mean(y ẋ)) / std`, then the layer's own scale and shift if it has
+    them.
+    """
     if x.rate is None:
         return Dual(layer(x.value))
     y, rate = _apply(fused_dual.LayerNorm, x, layer.eps)
@@ -86,9 +90,11 @@ def layer_norm(x: Dual, layer: nn.LayerNorm) -> Dual:
 
 
 def attention(query_key_value: Dual, num_heads: int) -> Dual:
-    """Softmax attention over `(..., seq, 3 * hidden)`, the queries, keys and values of all heads side by side, to `(..., seq, hidden)`.
+    """Softmax attention over `(..., seq, 3 * hidden)`, the queries, keys and values of all heads side by side, to
+    `(..., seq, hidden)`.
 
-    `Ȯ = Ṗ V + P V̇` with `Ṗ = P (Ṡ - <P, Ṡ>)` and `S = q kᵀ / sqrt(d)`. Without a rate this is PyTorch's fused attention.
+    `Ȯ = Ṗ V + P V̇` with `Ṗ = P (Ṡ - <P, Ṡ>)` and `S = q kᵀ / sqrt(d)`. Without a rate this is PyTorch's fused
+    attention.
     """
     if query_key_value.rate is not None:
         return _apply(fused_dual.Attention, query_key_value, num_heads)

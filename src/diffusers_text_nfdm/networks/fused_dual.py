@@ -1,8 +1,8 @@
 """The costly operations on a value and its rate, each with its backward pass written out.
 
-The derivative of gelu, of a normalisation and of a softmax is a *symmetric* matrix J(x). So the rate `J ẋ` is what PyTorch's fused
-backward kernels compute, and they serve here in both directions. The backward pass of `y = f(x)`, `ẏ = J(x) ẋ` for gradients `a` of y
-and `b` of ẏ is
+The derivative of gelu, of a normalisation and of a softmax is a *symmetric* matrix J(x). So the rate `J ẋ` is what
+PyTorch's fused backward kernels compute, and they serve here in both directions. The backward pass of `y = f(x)`,
+`ẏ = J(x) ẋ` for gradients `a` of y and `b` of ẏ is
 
     gradient of ẋ:  J b
     gradient of x:  J a + ∂/∂x (bᵀ J(x) ẋ)

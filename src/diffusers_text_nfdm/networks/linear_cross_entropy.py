@@ -15,8 +15,8 @@ ACCELERATOR_CHUNK_ELEMENTS = 2**26
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor]:
     """`-log softmax(hidden weightᵀ + bias)[id]` for every position, and whether no logit is above that of the id.
 
-    The positions are taken in chunks and the gradients are computed along with the loss, so that the logits are computed once and
-    the memory does not grow with positions times vocabulary.
+    The positions are taken in chunks and the gradients are computed along with the loss, so that the logits are
+    computed once and the memory does not grow with positions times vocabulary.
 
     Args:
         hidden: `(..., dim)`.
@@ -44,7 +44,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx, losses_gradient: Tensor, _: Tensor):
         hidden, weight, bias, input_ids, *gradients = ctx.saved_tensors
         if not _is_constant(losses_gradient):
-            # Positions are weighted differently: their share of the gradients of weight and bias was not known in the forward pass.
+            # Positions are weighted differently: their share of the gradients of weight and bias was not known in the
+            # forward pass.
             gradients = _over_chunks(hidden, weight, bias, input_ids, losses_gradient, True)[2]
             return *gradients, None, None
         factor = losses_gradient.as_strided((), ())
@@ -52,7 +53,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _is_constant(x: Tensor) -> bool:
-    """Whether all elements are the same: one number expanded, as the backward pass of a sum gives it, or equal values."""
+    """Whether all elements are the same: one number expanded, as the backward pass of a sum gives it, or equal
+    values.
+    """
     if not any(x.stride()):
         return True
     # Reading values would make an accelerator wait.
@@ -62,7 +65,9 @@ def _is_constant(x: Tensor) -> bool:
 def _over_chunks(
     hidden: Tensor, weight: Tensor, bias: Tensor, input_ids: Tensor, weights: Tensor | None, with_gradients: bool
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Losses, correctness, and the gradients of `Σ_i weights_i loss_i` (weights of 1 if `None`) in hidden, weight and bias."""
+    """Losses, correctness, and the gradients of `Σ_i weights_i loss_i` (weights of 1 if `None`) in hidden, weight and
+    bias.
+    """
     rows, ids = hidden.reshape(-1, hidden.shape[-1]), input_ids.reshape(-1, 1)
     weights = None if weights is None else weights.reshape(-1, 1)
     losses, correct = rows.new_empty(len(rows)), torch.empty(len(rows), dtype=torch.bool, device=rows.device)
@@ -77,7 +82,8 @@ def _over_chunks(
         logits = torch.addmm(bias, rows[part], weight.T, out=buffer[: len(rows) - start])
         target, largest = logits.gather(1, ids[part]), logits.amax(-1, keepdim=True)
         probabilities = torch.softmax(logits, -1, out=logits)
-        # log Σ exp = the largest logit minus the log of its probability, which unlike others is never too small for a float.
+        # log Σ exp = the largest logit minus the log of its probability, which unlike others is never too small for a
+        # float.
         normalizer = largest - probabilities.amax(-1, keepdim=True).log()
         losses[part] = (normalizer - target)[:, 0]
         correct[part] = (target >= largest)[:, 0]

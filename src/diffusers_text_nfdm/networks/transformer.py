@@ -1,6 +1,7 @@
 """The small pre-LN transformer of the forward process (with time) and of MuLAN's context encoder (without).
 
-Times are `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same: then there is one modulation per text.
+Times are `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same: then there is one modulation per
+text.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ class Transformer(nn.Module):
     `time_conditioning`:
       * `"adaln"`: adaptive layer norms in every layer and a FiLM head (NFDM);
       * `"additive"`: a time embedding added to the input (NFDM-Additive);
-      * `"head"`: layers without time, then a FiLM head with a small MLP. What comes before the head is constant in time,
-        so it needs no derivative;
+      * `"head"`: layers without time, then a FiLM head with a small MLP. What comes before the head is constant in
+        time, so it needs no derivative;
       * `"none"`: no time at all (MuLAN's context encoder).
     """
 
@@ -150,7 +151,9 @@ class Transformer(nn.Module):
         self.output = nn.Linear(hidden_size, output_dim)
 
     def conditions(self, times: Dual | None) -> TimeConditions:
-        """What depends on the times alone, with its derivative if they have a rate: computed once for several embeddings."""
+        """What depends on the times alone, with its derivative if they have a rate: computed once for several
+        embeddings.
+        """
         shift, film, layers = None, None, (None,) * len(self.layers)
         if self.time_embedding is not None:
             time = self.time_embedding(times)
@@ -165,7 +168,8 @@ class Transformer(nn.Module):
     def forward(
         self, embeddings: Tensor, conditions: TimeConditions | None = None, block_size: int | None = None
     ) -> Dual:
-        """The output, with its derivative along the times of the conditions if they have a rate (embeddings held fixed).
+        """The output, with its derivative along the times of the conditions if they have a rate (embeddings held
+        fixed).
 
         With `block_size` a position sees those of its own block only.
         """

@@ -1,12 +1,14 @@
 """Our predictor: one pre-norm trunk for a stream of clean tokens and a stream of noisy ones.
 
-Both streams have the same weights. The clean stream reads the text from left to right; the noisy one reads it block by block:
+Both streams have the same weights. The clean stream reads the text from left to right; the noisy one reads it block by
+block:
 
     a clean token sees the clean tokens up to itself;
     a noisy token sees the clean tokens of earlier blocks and all noisy tokens of its own block.
 
-So all blocks of a text are predicted in one call as if each were alone, the clean stream is an autoregressive model, and in
-sampling the keys and values of what is written are kept. Where the whole text is one block there is no clean stream.
+So all blocks of a text are predicted in one call as if each were alone, the clean stream is an autoregressive model,
+and in sampling the keys and values of what is written are kept. Where the whole text is one block there is no clean
+stream.
 """
 
 from __future__ import annotations
@@ -115,7 +117,8 @@ class PredictorLayer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The new states, and the keys and values of these tokens.
 
-        `clean` are keys and values of clean tokens, which come before those of x in `seen`, `(1 or batch, 1, x, clean + x)`.
+        `clean` are keys and values of clean tokens, which come before those of x in `seen`,
+        `(1 or batch, 1, x, clean + x)`.
         """
         query, key, value = (
             self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
@@ -135,9 +138,9 @@ class PredictorLayer(GradientCheckpointingLayer):
 class TwoStreamPredictor(nn.Module):
     """`net(z, t, c)` of noisy tokens, given clean ones before them.
 
-    The input of a token is its time and its latent. With categorical prediction the latent is read as the mean of token rows
-    under the posterior that it gives of its token; a clean token is read as its row. A noisy token attends from the place
-    before its own, as the clean stream does for the same prediction.
+    The input of a token is its time and its latent. With categorical prediction the latent is read as the mean of
+    token rows under the posterior that it gives of its token; a clean token is read as its row. A noisy token attends
+    from the place before its own, as the clean stream does for the same prediction.
     """
 
     def __init__(self, config: TextDiffusionConfig, context_dim: int | None = None):
@@ -185,7 +188,8 @@ class TwoStreamPredictor(nn.Module):
             z: latents, `(batch, seq, embedding_dim)`.
             t: their times, `(batch, seq or 1)`.
             context: MuLAN's c, `(batch, context_dim)`.
-            tokens: mean token rows, `(batch, seq, hidden_size)`, which are read instead of z with categorical prediction.
+            tokens: mean token rows, `(batch, seq, hidden_size)`, which are read instead of z with categorical
+                prediction.
             self_condition: an Ê made before, of the shape of `z`, for self-conditioning.
             clean: what is seen of clean tokens, where the text is in blocks.
             places: where the noisy tokens stand; by default they are a text in one block.

@@ -94,5 +94,6 @@ def check_call(
     unknown = set(callback_inputs) - set(pipeline._callback_tensor_inputs)
     if unknown:
         raise ValueError(
-            f"`callback_on_step_end_tensor_inputs` has {sorted(unknown)}; allowed are {pipeline._callback_tensor_inputs}."
+            f"`callback_on_step_end_tensor_inputs` has {sorted(unknown)}; allowed are "
+            f"{pipeline._callback_tensor_inputs}."
         )

@@ -30,7 +30,8 @@ class HubCheckpointMixin:
     """Overrides of `DiffusionPipeline` for saving, loading and pushing."""
 
     def register_to_config(self, **kwargs: Any) -> None:
-        # model_index.json names our components by the package alone, so that a checkpoint survives a move of files inside it.
+        # model_index.json names our components by the package alone, so that a checkpoint survives a move of files
+        # inside it.
         for name, value in kwargs.items():
             if isinstance(value, (tuple, list)) and value and str(value[0]).split(".")[0] == PACKAGE:
                 kwargs[name] = (PACKAGE, value[1])
@@ -40,8 +41,8 @@ class HubCheckpointMixin:
     def from_pretrained(cls, pretrained_model_name_or_path, **kwargs: Any):
         """Load a pipeline from a folder or a Hub repository.
 
-        Takes the arguments of `DiffusionPipeline.from_pretrained`: `revision`, `token`, `cache_dir`, `local_files_only`, `variant`, `dtype`,
-        and components such as `scheduler=`. Only safetensors weights are read.
+        Takes the arguments of `DiffusionPipeline.from_pretrained`: `revision`, `token`, `cache_dir`,
+        `local_files_only`, `variant`, `dtype`, and components such as `scheduler=`. Only safetensors weights are read.
         """
         if kwargs.pop("use_safetensors", True) is False:
             raise ValueError(
@@ -50,7 +51,8 @@ class HubCheckpointMixin:
         path = Path(pretrained_model_name_or_path)
         if path.is_dir() and not (path / "model_index.json").is_file():
             raise ValueError(
-                f"The folder {str(path)!r} is no pipeline checkpoint: it has no model_index.json. Give the folder that "
+                f"The folder {str(path)!r} is no pipeline checkpoint: it has no model_index.json. Give the folder "
+                "that "
                 "`save_pretrained` wrote, or load a model alone with `AutoModel.from_pretrained`."
             )
         if path.is_file():
@@ -59,7 +61,8 @@ class HubCheckpointMixin:
             return super().from_pretrained(pretrained_model_name_or_path, use_safetensors=True, **kwargs)
         except (SafetensorError, json.JSONDecodeError) as error:
             raise OSError(
-                f"The checkpoint {str(pretrained_model_name_or_path)!r} has a damaged file: {error}. Save or download it again; "
+                f"The checkpoint {str(pretrained_model_name_or_path)!r} has a damaged file: {error}. Save or "
+                "download it again; "
                 "`force_download=True` replaces what is in the cache."
             ) from error
 
@@ -94,12 +97,14 @@ class HubCheckpointMixin:
             raise ValueError(f"There is no such revision: {where}. Give an existing branch, tag or commit.") from error
         except (RepositoryNotFoundError, HFValidationError) as error:
             raise ValueError(
-                f"There is no such repository, nor such a folder: {pretrained_model_name!r}. Check the name; a private repository "
+                f"There is no such repository, nor such a folder: {pretrained_model_name!r}. Check the name; a "
+                "private repository "
                 "needs `token=` or `hf auth login`."
             ) from error
         except LocalEntryNotFoundError as error:
             raise OSError(
-                f"Could not fetch {where}, and it is not whole in the cache. Check the connection and try again; offline, "
+                f"Could not fetch {where}, and it is not whole in the cache. Check the connection and try again; "
+                "offline, "
                 "download it once beforehand."
             ) from error
         except (HfHubHTTPError, EntryNotFoundError) as error:
@@ -115,7 +120,8 @@ class HubCheckpointMixin:
                 "requests",
             ):
                 raise OSError(
-                    f"The download of {where} was interrupted ({type(error).__name__}: {error}). What was fetched whole is kept; try again."
+                    f"The download of {where} was interrupted ({type(error).__name__}: {error}). What was fetched "
+                    "whole is kept; try again."
                 ) from error
             raise
         if not (Path(folder) / "model_index.json").is_file():
@@ -148,7 +154,10 @@ class HubCheckpointMixin:
         revision: str | None = None,
         create_pr: bool = False,
     ) -> str:
-        """Create the repository if need be and upload the pipeline with its model card. Returns the address of the commit."""
+        """Create the repository if need be and upload the pipeline with its model card.
+
+        Returns the address of the commit.
+        """
         repo_id = create_repository(repo_id, private, token)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, repo_id=repo_id)

@@ -95,7 +95,8 @@ class _Batch:
 
 
 class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
-    """Generates texts: noise, then for every time of the scheduler a prediction of the model and a step of the scheduler, then decoding.
+    """Generates texts: noise, then for every time of the scheduler a prediction of the model and a step of the
+    scheduler, then decoding.
 
     Args:
         model: an `NFDMModel`, `MuLANModel` or `DiffusionLMModel`.
@@ -145,23 +146,25 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
 
         Args:
             num_samples: number of texts, 1 unless `latents` or `input_ids` say how many.
-            num_inference_steps: sampling steps, by default 64, or one per block where there are more of them. The paper uses 2000,
-                and 64 and 32 in an ablation.
+            num_inference_steps: sampling steps, by default 64, or one per block where there are more of them. The
+                paper uses 2000, and 64 and 32 in an ablation.
             clock: which tokens are written when, instead of the model's own: see `clocks.py`.
-            input_ids, known: token ids `(num_samples, max_length)` and which of them are given; the others are written, and
-                those that are known come back as they are.
+            input_ids, known: token ids `(num_samples, max_length)` and which of them are given; the others are
+                written, and those that are known come back as they are.
             batch_size: texts made at a time. A sample does not depend on it.
             timesteps: the global times themselves, decreasing, in (0, 1], instead of a number of steps.
             generator: one generator, from which one per sample is derived, or a list with one per sample.
             latents: z at the first time, `(num_samples, max_length, dim)`, instead of noise.
-            temperature, top_k, top_p: sample the tokens from the decoder's logits instead of taking the most probable ones.
-            clamp_predictions: move each Ê to its nearest embedding before the step (the clamping trick of Diffusion-LM).
+            temperature, top_k, top_p: sample the tokens from the decoder's logits instead of taking the most probable
+                ones.
+            clamp_predictions: move each Ê to its nearest embedding before the step (the clamping trick of
+                Diffusion-LM).
             output_type: `"text"`, `"seq"` (token ids) or `"latent"` (z_0).
             return_trajectory: also return the best tokens of every Ê; blocks to come are padding.
-            callback_on_step_end: called as `callback(pipeline, step, timestep, tensors)` after every step with the tensors named
-                in `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens` (its best tokens). It may
-                return a dict whose `latents` replace those of the pipeline. Between the stages of one step of Heun or of an
-                adaptive method they only change where the drift is taken.
+            callback_on_step_end: called as `callback(pipeline, step, timestep, tensors)` after every step with the
+                tensors named in `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens`
+                (its best tokens). It may return a dict whose `latents` replace those of the pipeline. Between the
+                stages of one step of Heun or of an adaptive method they only change where the drift is taken.
         """
         given = next((x for x in (latents, input_ids) if x is not None), None)
         if num_samples is None:
@@ -187,7 +190,6 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             clamp_predictions, output_type, callback_on_step_end_tensor_inputs,
         )  # fmt: skip
         starts = range(0, num_samples, batch_size)
-        generators = sample_generators(num_samples, generator)
         options = _Options(
             num_steps=num_inference_steps,
             timesteps=timesteps,
@@ -201,6 +203,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         )
         batches = []
         num_calls = len(starts) * self._count_calls(options)
+        # Behind all that refuses a call: it takes from the generator.
+        generators = sample_generators(num_samples, generator)
         with evaluation_mode(self.model), self.progress_bar(total=num_calls) as options.bar:
             for start in starts:
                 rows = slice(start, start + batch_size)
@@ -302,7 +306,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if not options.clamp_predictions:
             return prediction
         nearest = torch.cdist(prediction.embeddings.flatten(0, 1), self.model.embedding_table()).argmin(-1)
-        return self.model.embed(nearest.view(z.shape[:-1]))
+        clamped = self.model.embed(nearest.view(z.shape[:-1]))
+        return Prediction(clamped if window is None else clamped[:, window], window=window, length=z.shape[1])
 
     def _write(self, batch: _Batch, stop: int, block_size: int | None, options: _Options) -> None:
         """Choose the tokens up to `stop` from z_0, and read those of whole blocks as clean ones."""

@@ -17,7 +17,8 @@ def check_samples(num_samples: int, batch_size: int, generator: torch.Generator 
             raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
     if isinstance(generator, list) and len(generator) != num_samples:
         raise ValueError(
-            f"`generator` is a list of {len(generator)} for {num_samples} samples; it must be one generator, or one per sample."
+            f"`generator` is a list of {len(generator)} for {num_samples} samples; it must be one generator, or one "
+            "per sample."
         )
     for one in generator if isinstance(generator, list) else [generator] * (generator is not None):
         if not isinstance(one, torch.Generator):

@@ -18,9 +18,10 @@ from .style import STYLE, log_scale, make_figure
 def plot_schedule(model: TextDiffusionModel, input_ids: Tensor, num_times: int = 101) -> Figure:
     """How the forward process destroys texts.
 
-    For MuLAN and Diffusion-LM: `γ_j(t) = -log SNR` of every token position, averaged over the texts' contexts. For NFDM, which has no
-    signal-to-noise ratio: norm of the mean relative to that of the embeddings, and the standard deviation, each averaged over
-    the elements of all texts with its 10-90% range, beside the process without the network (`m = s = 0`).
+    For MuLAN and Diffusion-LM: `γ_j(t) = -log SNR` of every token position, averaged over the texts' contexts. For
+    NFDM, which has no signal-to-noise ratio: norm of the mean relative to that of the embeddings, and the standard
+    deviation, each averaged over the elements of all texts with its 10-90% range, beside the process without the
+    network (`m = s = 0`).
     """
     process, embeddings, context = _inputs(model, input_ids)
     times = _times(embeddings, num_times)
@@ -104,9 +105,9 @@ def plot_time_density(sampler: BucketTimeSampler) -> Figure:
 def successive_similarity(model: TextDiffusionModel, input_ids: Tensor, num_steps: int = 50) -> tuple[Tensor, Tensor]:
     """Cosine similarity of `mean(E, t_i)` and `mean(E, t_{i+1})` on a uniform grid from 0 to 1.
 
-    Returns the midpoints `(num_steps - 1,)` of the intervals and the similarity in each, averaged over texts and token positions (of each
-    token the vectors of dimension `embedding_dim` are compared). The interval that ends at t = 1 is left out: there NFDM's mean is 0,
-    which has no direction.
+    Returns the midpoints `(num_steps - 1,)` of the intervals and the similarity in each, averaged over texts and token
+    positions (of each token the vectors of dimension `embedding_dim` are compared). The interval that ends at t = 1 is
+    left out: there NFDM's mean is 0, which has no direction.
     """
     process, embeddings, context = _inputs(model, input_ids)
     times = _times(embeddings, num_steps + 1)[:-1]
@@ -119,9 +120,11 @@ def successive_similarity(model: TextDiffusionModel, input_ids: Tensor, num_step
 
 @matplotlib.rc_context(STYLE)
 def plot_similarity(model: TextDiffusionModel, input_ids: Tensor, num_steps: int = 50) -> Figure:
-    """The paper's figure of successive transformations: the cosine similarity of `mean(E, t_i)` and `mean(E, t_{i+1})` over t.
+    """The paper's figure of successive transformations: the cosine similarity of `mean(E, t_i)` and `mean(E, t_{i+1})`
+    over t.
 
-    Drawn is `successive_similarity` on a grid of `num_steps` intervals, beside a linear process `α(t) E`, which scales the data and never
+    Drawn is `successive_similarity` on a grid of `num_steps` intervals, beside a linear process `α(t) E`, which scales
+    the data and never
     turns it: exactly 1. Below 1 the forward process moves embeddings in other directions than towards 0.
     """
     times, similarity = successive_similarity(model, input_ids, num_steps)

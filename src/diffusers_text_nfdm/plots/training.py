@@ -48,7 +48,8 @@ def read_metrics(run: str | Path) -> list[dict[str, float]]:
 
 @matplotlib.rc_context(STYLE)
 def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None) -> Figure:
-    """The bound over the steps, and its terms where it has several, in nats per text: of the training batches (pale) and of the validation texts.
+    """The bound over the steps, and its terms where it has several, in nats per text: of the training batches (pale)
+    and of the validation texts.
 
     Args:
         metrics: entries of metrics.jsonl.

@@ -33,10 +33,10 @@ class TextDiffusionSchedulerOutput(BaseOutput):
 class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
     """Global times u from 1 down to 0, and one call of `step` for each predictor call.
 
-    `timesteps` are the times u at which the predictor is called; the last step ends at 0. The clock maps them to token times,
-    and a step moves token i from `c_i(u)` to `c_i(u')`. Tokens that do not move stay as they are, bit for bit. Time grids:
-    token times as the clock gives them (`"uniform"`), by the model's learned time density (`"learned"`), or u given to
-    `set_timesteps`.
+    `timesteps` are the times u at which the predictor is called; the last step ends at 0. The clock maps them to token
+    times, and a step moves token i from `c_i(u)` to `c_i(u')`. Tokens that do not move stay as they are, bit for bit.
+    Time grids: token times as the clock gives them (`"uniform"`), by the model's learned time density (`"learned"`),
+    or u given to `set_timesteps`.
     """
 
     order = 1
@@ -78,7 +78,8 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
 
         Args:
             num_inference_steps: number of steps from 1 to 0.
-            timesteps: the times u themselves, decreasing, in (0, 1], instead of a number of steps. 0 is added at the end.
+            timesteps: the times u themselves, decreasing, in (0, 1], instead of a number of steps. 0 is added at the
+                end.
             time_sampler: the model's time sampler, which the `"learned"` grid needs.
             clock: the clock of the batch; by default all tokens have the time u.
         """
@@ -107,7 +108,8 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
                 ends = [block / blocks for block in range(1, blocks) if block / blocks < grid[0]]
                 if not all(any(abs(time - end) < 1e-6 for time in grid) for end in ends):
                     raise ValueError(
-                        f"`timesteps` is {list(timesteps)}; along the clock {str(clock.clock)!r} a step ends where a block does: "
+                        f"`timesteps` is {list(timesteps)}; along the clock {str(clock.clock)!r} a step ends where a "
+                        "block does: "
                         f"they must hold all of {', '.join(f'{end:.4g}' for end in reversed(ends))}."
                     )
             return grid
@@ -144,7 +146,10 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError("`set_timesteps` must be called before `step`.")
 
     def _interval(self, timestep: Tensor | float) -> tuple[float, float]:
-        """The step `(u, u')` that begins at `timestep`. Only the first call looks at its value: none after it waits for a device."""
+        """The step `(u, u')` that begins at `timestep`.
+
+        Only the first call looks at its value: none after it waits for a device.
+        """
         self._require_timesteps()
         if self._step_index is None:
             distances = [abs(time - float(timestep)) for time in self._grid[:-1]]

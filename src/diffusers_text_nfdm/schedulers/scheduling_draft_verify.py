@@ -28,12 +28,13 @@ class Verdict(NamedTuple):
 class DraftVerifyScheduler(SchedulerMixin, ConfigMixin):
     """Tokens of a draft with probabilities q are accepted by the rule of speculative sampling (Leviathan et al. 2023).
 
-    Token d is accepted with probability `min(1, p(d) / q(d))`, where p is the clean stream's `p(x_i | x_<i)`. The first one that
-    is refused is drawn anew from the positive part of `p - q`, and where all are accepted one more is drawn from p. So the texts
-    have exactly the clean stream's distribution, whatever the drafts are worth; these only decide how many calls it takes.
+    Token d is accepted with probability `min(1, p(d) / q(d))`, where p is the clean stream's `p(x_i | x_<i)`. The
+    first one that is refused is drawn anew from the positive part of `p - q`, and where all are accepted one more is
+    drawn from p. So the texts have exactly the clean stream's distribution, whatever the drafts are worth; these only
+    decide how many calls it takes.
 
-    One call of the predictor reads the text with its draft, which verifies it, and makes the next draft: a block of tokens of
-    which nothing is seen, for every place where the present draft may end.
+    One call of the predictor reads the text with its draft, which verifies it, and makes the next draft: a block of
+    tokens of which nothing is seen, for every place where the present draft may end.
 
     Args:
         block_size: tokens that a call may write at most.

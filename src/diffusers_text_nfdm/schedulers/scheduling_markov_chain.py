@@ -20,21 +20,24 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         ε     = sqrt(1-ρ) ε_old + sqrt(ρ) ε_new
         z_s   = mean(Ê, s) + std(Ê, s) ε
 
-    Every ρ keeps the marginals. ρ = 1 is star sampling (the paper's "DDIM-style"), where z_t is forgotten and the forward process is
-    called once a step; ρ = 0 is deterministic (what DDIM means elsewhere); `ρ* = 1 - SNR(t)/SNR(s)` is the ancestral posterior of VDM and DDPM.
+    Every ρ keeps the marginals. ρ = 1 is star sampling (the paper's "DDIM-style"), where z_t is forgotten and the
+    forward process is called once a step; ρ = 0 is deterministic (what DDIM means elsewhere); `ρ* = 1 - SNR(t)/SNR(s)`
+    is the ancestral posterior of VDM and DDPM.
 
-    With `prediction="tokens"` a step draws tokens from the predicted distribution and takes their embeddings in place of the mean
-    Ê. A token drawn from `p(x | z_t)` and the noise that z_t then has are a draw from their joint distribution. So for a single
-    token a step of any length keeps the marginals exactly, where the mean needs short steps. For several tokens it ignores
-    the dependence between them.
+    With `prediction="tokens"` a step draws tokens from the predicted distribution and takes their embeddings in place
+    of the mean Ê. A token drawn from `p(x | z_t)` and the noise that z_t then has are a draw from their joint
+    distribution. So for a single token a step of any length keeps the marginals exactly, where the mean needs short
+    steps. For several tokens it ignores the dependence between them.
 
     Args:
-        noise_fraction: ρ in [0, 1], a fraction of the variance; or `"snr"` for ρ*, which needs a process with a signal-to-noise ratio.
+        noise_fraction: ρ in [0, 1], a fraction of the variance; or `"snr"` for ρ*, which needs a process with a
+            signal-to-noise ratio.
         time_grid: `"uniform"` or `"learned"`.
         prediction: `"mean"`, or `"tokens"`, for a model with categorical prediction.
         temperature: of the distribution that tokens are drawn from.
-        min_p: tokens with less than this share of the probability of the most probable one are not drawn. It cuts off what the model has not
-            quite unlearned and leaves the odds of the rest as they are, which a lower temperature does not.
+        min_p: tokens with less than this share of the probability of the most probable one are not drawn. It cuts off
+            what the model has not quite unlearned and leaves the odds of the rest as they are, which a lower
+            temperature does not.
     """
 
     # A config may still hold the `start_time` of the scheduler that this one was exchanged for.
@@ -107,7 +110,8 @@ class MarkovChainScheduler(TextDiffusionScheduler):
             return self._mean(model_output)
         if not isinstance(model_output, Prediction) or not model_output.is_categorical:
             raise ValueError(
-                "`prediction` is 'tokens', which needs a model with `prediction_type` 'categorical': only it has a distribution "
+                "`prediction` is 'tokens', which needs a model with `prediction_type` 'categorical': only it has a "
+                "distribution "
                 "to draw them from."
             )
         options = {"temperature": self.config.temperature, "min_p": self.config.min_p}

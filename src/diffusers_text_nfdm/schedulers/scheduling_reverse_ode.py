@@ -19,10 +19,11 @@ from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutp
 
 @dataclass(frozen=True)
 class Tableau:
-    """An explicit Runge-Kutta method: stage `i` is taken at `t - c_i h` from `z - h Σ_j a_ij k_j`; the step is `z - h Σ_j b_j k_j`.
+    """An explicit Runge-Kutta method: stage `i` is taken at `t - c_i h` from `z - h Σ_j a_ij k_j`; the step is
+    `z - h Σ_j b_j k_j`.
 
-    `error` are the weights of the embedded error estimate. With it the last stage is taken at the end of the step and is the first
-    of the next one.
+    `error` are the weights of the embedded error estimate. With it the last stage is taken at the end of the step and
+    is the first of the next one.
     """
 
     order: int
@@ -60,11 +61,13 @@ class ReverseODEScheduler(TextDiffusionScheduler):
     """`dz/du = f(z) = d mean/du + (d log std/du) (z - mean)`, with Ê in place of E, from `start_time` down to 0.
 
     Args:
-        method: `"euler"` (order 1, one predictor call a step), `"heun"` (order 2, two calls, and one in the last step), or `"adaptive"`: the Bogacki-Shampine
-            3(2) pair (three calls a step), whose steps are chosen so that the estimated error stays below `atol + rtol |z|`;
-            `num_inference_steps` then sets only the first step size, `1/num_inference_steps`.
+        method: `"euler"` (order 1, one predictor call a step), `"heun"` (order 2, two calls, and one in the last
+            step), or `"adaptive"`: the Bogacki-Shampine 3(2) pair (three calls a step), whose steps are chosen so that
+            the estimated error stays below `atol + rtol |z|`; `num_inference_steps` then sets only the first step
+            size, `1/num_inference_steps`.
         rtol, atol: tolerances of `"adaptive"`.
-        start_time: time of a token that has not started. At t = 1 itself the drift of a schedule with `α ~ sqrt(1-t)` is infinite.
+        start_time: time of a token that has not started. At t = 1 itself the drift of a schedule with `α ~ sqrt(1-t)`
+            is infinite.
         time_grid: `"uniform"` or `"learned"`.
     """
 
@@ -91,8 +94,8 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         return TABLEAUS[self.config.method]
 
     def _tableau_of_step(self, u: float, next_u: float) -> Tableau:
-        # At t = 0 the drift may be stiff (std is small there), so the last step, of a text or of a block, is Euler's. One such step
-        # leaves Heun at order 2.
+        # At t = 0 the drift may be stiff (std is small there), so the last step, of a text or of a block, is Euler's.
+        # One such step leaves Heun at order 2.
         in_blocks = self._block_size is not None
         last = next_u == 0 or (in_blocks and self._clock.window(u) != self._clock.window(next_u))
         return TABLEAUS["euler"] if last else self.tableau
@@ -132,7 +135,8 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         generator: Generators = None,
         return_dict: bool = True,
     ) -> TextDiffusionSchedulerOutput | tuple[Tensor]:
-        """Take in the drift at one stage; give the point of the next stage, or after the last stage the point of the next step.
+        """Take in the drift at one stage; give the point of the next stage, or after the last stage the point of the
+        next step.
 
         `generator` is part of the common signature; an ODE draws nothing.
         """
@@ -203,7 +207,9 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         return self._advance(state.origin, state.h[:, None, None], state.slopes, tableau.a[1])
 
     def _limit(self, u: Tensor, h: Tensor, sample: Tensor) -> Tensor:
-        """Steps in which no token goes more than half of its way: between the stages of a longer one it could pass unseen."""
+        """Steps in which no token goes more than half of its way: between the stages of a longer one it could pass
+        unseen.
+        """
         while True:
             ways = self.token_times(u, sample).value - self.token_times(u - h, sample).value
             too_long = ways.amax(-1) > 0.5
@@ -220,7 +226,9 @@ class ReverseODEScheduler(TextDiffusionScheduler):
 
 
 class _AdaptiveTimes:
-    """Iterates over the times at which the adaptive method wants the predictor, one time per sample, until all have reached 0."""
+    """Iterates over the times at which the adaptive method wants the predictor, one time per sample, until all have
+    reached 0.
+    """
 
     def __init__(self, scheduler: ReverseODEScheduler):
         self._scheduler = scheduler

@@ -18,12 +18,13 @@ from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutp
 class ReverseSDEScheduler(TextDiffusionScheduler):
     """`z_{t-h} = z_t - f_B(z_t) h + g sqrt(h) w`, `f_B = f - (g²/2) s`, with Ê in place of E in drift and score.
 
-    Any g keeps the marginals of the exact process, so it may be scaled, and it is limited to `g² <= std²/h`: above that the step throws
-    z beyond its target and Euler-Maruyama is unstable. The limit falls away as h -> 0.
+    Any g keeps the marginals of the exact process, so it may be scaled, and it is limited to `g² <= std²/h`: above
+    that the step throws z beyond its target and Euler-Maruyama is unstable. The limit falls away as h -> 0.
 
     Args:
         volatility_scale: factor on g. 0 gives the ODE (Euler).
-        start_time: time of a token that has not started. At t = 1 itself the drift of a schedule with `α ~ sqrt(1-t)` is infinite.
+        start_time: time of a token that has not started. At t = 1 itself the drift of a schedule with `α ~ sqrt(1-t)`
+            is infinite.
         time_grid: `"uniform"` or `"learned"`.
     """
 

@@ -125,12 +125,14 @@ class TrainingArguments:
     clocks: dict = setting(
         {},
         "optimisation",
-        "mixture of the clocks that training follows, as clock=share, such as shared=0.5 blocks:8=0.5; by default the model's own",
+        "mixture of the clocks that training follows, as clock=share, such as shared=0.5 blocks:8=0.5; by default "
+        "the model's own",
     )
     growth_steps: int = setting(
         0,
         "optimisation",
-        "steps over which the largest global time of steps on the cross-entropy grows to 1: few tokens are in motion first",
+        "steps over which the largest global time of steps on the cross-entropy grows to 1: few tokens are in motion "
+        "first",
     )
     first_largest_time: float = setting(0.2, "optimisation", "largest global time at the beginning of that growth")
     next_token_weight: float = setting(
@@ -196,8 +198,10 @@ class TrainingArguments:
             "scheduler", self.scheduler, ("MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler")
         )
         positive = (
-            "max_steps batch_size gradient_accumulation_steps learning_rate muon_learning_rate time_sampler_learning_rate max_grad_norm checkpoint_every "
-            "log_every evaluate_every evaluation_texts evaluation_draws evaluation_batch_size sampling_steps max_length final_samples"
+            "max_steps batch_size gradient_accumulation_steps learning_rate muon_learning_rate "
+            "time_sampler_learning_rate max_grad_norm checkpoint_every "
+            "log_every evaluate_every evaluation_texts evaluation_draws evaluation_batch_size sampling_steps "
+            "max_length final_samples"
         ).split()
         if self.forward_learning_rate is not None:
             positive.append("forward_learning_rate")
@@ -234,7 +238,8 @@ class TrainingArguments:
         prediction_type = self.model_config.get("prediction_type", "embedding")
         if self.cross_entropy_steps and prediction_type != "categorical":
             raise ValueError(
-                f"`cross_entropy_steps` is {self.cross_entropy_steps} with `prediction_type` {prediction_type!r}; only 'categorical' has "
+                f"`cross_entropy_steps` is {self.cross_entropy_steps} with `prediction_type` {prediction_type!r}; "
+                "only 'categorical' has "
                 "logits to take it of."
             )
         if self.masked_share and not self.cross_entropy_steps:
@@ -243,7 +248,8 @@ class TrainingArguments:
             )
         if self.scheduler_config.get("prediction") == "tokens" and prediction_type != "categorical":
             raise ValueError(
-                f"`scheduler_config` has `prediction` 'tokens' with `prediction_type` {prediction_type!r}; only 'categorical' has tokens to draw."
+                f"`scheduler_config` has `prediction` 'tokens' with `prediction_type` {prediction_type!r}; only "
+                "'categorical' has tokens to draw."
             )
         if self.streaming and self.cooccurrence_embeddings:
             raise ValueError(
@@ -253,13 +259,15 @@ class TrainingArguments:
             raise ValueError(f"`evaluation_draws` is {self.evaluation_draws}; it must be an even number.")
         if self.checkpoints_total_limit is not None and self.checkpoints_total_limit < 1:
             raise ValueError(
-                f"`checkpoints_total_limit` is {self.checkpoints_total_limit}; it must be at least 1, or null for no limit."
+                f"`checkpoints_total_limit` is {self.checkpoints_total_limit}; it must be at least 1, or null for no "
+                "limit."
             )
         known = {f.name for f in dataclasses.fields(CONFIGS[self.model_type])} - {"vocab_size", "max_length"}
         for key in self.model_config:
             if key not in known:
                 raise ValueError(
-                    f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not have{suggest(key, known)}"
+                    f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not "
+                    f"have{suggest(key, known)}"
                 )
 
     @property
@@ -278,7 +286,8 @@ class TrainingArguments:
             )
         if self.model_type != AutoregressiveConfig.model_type and self.sampling_steps < self.min_sampling_steps:
             raise ValueError(
-                f"`sampling_steps` is {self.sampling_steps}; along the clock {self.model_config['clock']!r} texts take at least "
+                f"`sampling_steps` is {self.sampling_steps}; along the clock {self.model_config['clock']!r} texts "
+                "take at least "
                 f"{self.min_sampling_steps}."
             )
 
@@ -296,7 +305,8 @@ class TrainingArguments:
         ):
             if getattr(self, name):
                 raise ValueError(
-                    f"`{name}` is {getattr(self, name)!r}, but it is for diffusion models; with `model_type` 'autoregressive' leave it out."
+                    f"`{name}` is {getattr(self, name)!r}, but it is for diffusion models; with `model_type` "
+                    "'autoregressive' leave it out."
                 )
 
     def check_data(self) -> None:
@@ -304,11 +314,13 @@ class TrainingArguments:
         if self.dataset == ROCSTORIES and not Path(ROCSTORIES).exists():
             raise ValueError(
                 "The recipe is for ROCStories, which is not distributed with this package. Ask for a copy at "
-                "https://cs.rochester.edu/nlp/rocstories and pass it: `--dataset train.jsonl --validation_file valid.jsonl` (or any other dataset)."
+                "https://cs.rochester.edu/nlp/rocstories and pass it: `--dataset train.jsonl --validation_file "
+                "valid.jsonl` (or any other dataset)."
             )
         if self.validation_file is not None and not Path(self.dataset).expanduser().is_file():
             raise ValueError(
-                f"`validation_file` is {self.validation_file!r}, but `dataset` is {self.dataset!r}, which is no local file; the two go together."
+                f"`validation_file` is {self.validation_file!r}, but `dataset` is {self.dataset!r}, which is no "
+                "local file; the two go together."
             )
 
     def to_dict(self) -> dict[str, Any]:

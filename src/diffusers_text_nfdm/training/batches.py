@@ -1,7 +1,7 @@
 """Which texts make up which batch, as a function of the seed and the step alone.
 
-The batch of a step is the same however many processes and accumulation steps share it, and a run that resumes at a step
-needs to know nothing else to go on where it stopped.
+The batch of a step is the same however many processes and accumulation steps share it, and a run that resumes at a
+step needs to know nothing else to go on where it stopped.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from torch.utils.data import DataLoader
 
 
 class Partition:
-    """How the rows of a batch are shared out: part m of process r are the rows `m·W·n + r·n` and the n - 1 that follow it."""
+    """How the rows of a batch are shared out: part m of process r are the rows `m·W·n + r·n` and the n - 1 that follow
+    it.
+    """
 
     def __init__(self, batch_size: int, num_processes: int, process: int, accumulation_steps: int):
         if batch_size % (num_processes * accumulation_steps):
             raise ValueError(
-                f"`batch_size` is {batch_size}; it must be a multiple of {num_processes * accumulation_steps}, the number of processes "
+                f"`batch_size` is {batch_size}; it must be a multiple of {num_processes * accumulation_steps}, the "
+                "number of processes "
                 f"({num_processes}) times `gradient_accumulation_steps` ({accumulation_steps})."
             )
         self.batch_size = batch_size
@@ -74,7 +77,8 @@ def training_batches(
         return _streamed_batches(dataset, partition, seed, start_step)
     if len(dataset) < partition.batch_size:
         raise ValueError(
-            f"`batch_size` is {partition.batch_size}, but there are only {len(dataset)} training texts; it must not be larger than that."
+            f"`batch_size` is {partition.batch_size}, but there are only {len(dataset)} training texts; it must not "
+            "be larger than that."
         )
     indices = _Indices(len(dataset), partition, seed, start_step)
     # Workers forked after threads were started may hang; spawned ones do not.

@@ -109,7 +109,10 @@ def _is_full(error: Exception, folder: Path) -> bool:
 
 
 def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None]:
-    """The folder of the run and the checkpoint to resume from, if any. Refuses to touch a folder that holds another run."""
+    """The folder of the run and the checkpoint to resume from, if any.
+
+    Refuses to touch a folder that holds another run.
+    """
     if arguments.output_dir is None and arguments.resume not in (None, "latest"):
         run = Path(arguments.resume).resolve().parent
     elif arguments.output_dir is None:
@@ -123,7 +126,8 @@ def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None
     settings = run / SETTINGS_FILE
     if checkpoint is not None and checkpoint.resolve().parent != run.resolve() and run.is_dir() and any(run.iterdir()):
         raise ValueError(
-            f"The folder {run} is not empty, and the checkpoint {checkpoint} is not of it. Choose another `--output_dir`."
+            f"The folder {run} is not empty, and the checkpoint {checkpoint} is not of it. Choose another "
+            "`--output_dir`."
         )
     if checkpoint is not None:
         differences = arguments.differences(json.loads((checkpoint / SETTINGS_FILE).read_text(encoding="utf-8")))
@@ -134,7 +138,8 @@ def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None
             )
     elif arguments.resume is None and run.is_dir() and any(run.iterdir()):
         raise ValueError(
-            f"The folder {run} is not empty{': it holds another run' if settings.is_file() else ''}. Continue that run with "
+            f"The folder {run} is not empty{': it holds another run' if settings.is_file() else ''}. Continue that "
+            "run with "
             "`--resume latest`, or choose another `--output_dir`."
         )
     elif settings.is_file():
@@ -154,7 +159,8 @@ def _checkpoint_to_resume(arguments: TrainingArguments, run: Path) -> Path | Non
     checkpoint = Path(arguments.resume)
     if not (checkpoint / SETTINGS_FILE).is_file():
         raise ValueError(
-            f"`resume` is {arguments.resume!r}, which is no checkpoint; it must be 'latest' or a folder checkpoint-NNNNNNNN."
+            f"`resume` is {arguments.resume!r}, which is no checkpoint; it must be 'latest' or a folder "
+            "checkpoint-NNNNNNNN."
         )
     return checkpoint
 

@@ -11,7 +11,9 @@ from .recipe_files import DEFAULT_RECIPE, recipe_names, scalar
 
 
 def parse_arguments(argv: list[str] | None = None, description: str | None = None) -> TrainingArguments | None:
-    """Settings from the command line: the recipe or YAML file of `--config`, then what is given besides. `None` after `--print_config`."""
+    """Settings from the command line: the recipe or YAML file of `--config`, then what is given besides. `None` after
+    `--print_config`.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--config", default=DEFAULT_RECIPE, help=f"a YAML file, or a recipe: {', '.join(recipe_names())}"

@@ -34,7 +34,9 @@ class ModelFamily(Protocol):
     def forward_options(
         self, model: PreTrainedModel, step: int, generator: torch.Generator
     ) -> Callable[[int, int], dict[str, Any]]:
-        """Draw for the whole batch of a step; the result gives what `forward` gets, besides the ids, for rows `start` to `stop`."""
+        """Draw for the whole batch of a step; the result gives what `forward` gets, besides the ids, for rows `start`
+        to `stop`.
+        """
 
     def likelihood(self, model: PreTrainedModel, rows: dict[str, Tensor], num_draws: int) -> LikelihoodEstimate:
         """The likelihood of prepared texts, or a bound of it."""
@@ -101,7 +103,8 @@ class DiffusionFamily:
         return list(clocks)[torch.multinomial(shares, 1, generator=generator).item()]
 
     def likelihood(self, model: TextDiffusionModel, rows: dict[str, Tensor], num_draws: int) -> LikelihoodEstimate:
-        # The pilot would cost more than a small estimate. The model's own density follows the bound only where that is the objective.
+        # The pilot would cost more than a small estimate. The model's own density follows the bound only where that is
+        # the objective.
         small = len(rows["input_ids"]) * num_draws < SMALL_ESTIMATE and model.config.objective == "bound"
         return estimate_likelihood(
             model,

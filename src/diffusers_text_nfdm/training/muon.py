@@ -10,7 +10,9 @@ from torch import Tensor
 
 
 def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Newton-Schulz iteration `X <- a X + (b G + c G²) X`, `G = X Xᵀ`, on a stack `(n, rows, columns)` with `rows <= columns`."""
+    """Newton-Schulz iteration `X <- a X + (b G + c G²) X`, `G = X Xᵀ`, on a stack `(n, rows, columns)` with
+    `rows <= columns`.
+    """
     a, b, c = coefficients
     x = matrices / matrices.norm(dim=(-1, -2), keepdim=True).clamp_min(eps)
     for _ in range(steps):
@@ -20,9 +22,9 @@ def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], st
 
 
 class Muon(torch.optim.Muon):
-    """`torch.optim.Muon` at a fair price: one batched iteration for all matrices of a shape (or its transpose), in bfloat16 on
-    accelerators and in float32 on CPUs, most of which emulate bfloat16. A group with `transposed` holds matrices (in, out)
-    instead of (out, in)."""
+    """`torch.optim.Muon` at a fair price: one batched iteration for all matrices of a shape (or its transpose), in
+    bfloat16 on accelerators and in float32 on CPUs, most of which emulate bfloat16. A group with `transposed` holds
+    matrices (in, out) instead of (out, in)."""
 
     @torch.no_grad()
     def step(self, closure=None):

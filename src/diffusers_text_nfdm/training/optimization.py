@@ -93,7 +93,8 @@ def check_combination(distributed_type: DistributedType, is_fsdp2: bool, mixed_p
         return
     if distributed_type == DistributedType.DEEPSPEED:
         raise ValueError(
-            "`use_muon` needs two optimizers, of which Accelerate keeps only the last under DeepSpeed. Train with DDP, or with "
+            "`use_muon` needs two optimizers, of which Accelerate keeps only the last under DeepSpeed. Train with "
+            "DDP, or with "
             "`--no-use_muon`."
         )
     if distributed_type == DistributedType.FSDP:
@@ -102,13 +103,16 @@ def check_combination(distributed_type: DistributedType, is_fsdp2: bool, mixed_p
         )
     if mixed_precision == "fp16":
         raise ValueError(
-            "`mixed_precision` is 'fp16', under which Accelerate divides the gradients of the second optimizer by the loss scale twice, "
+            "`mixed_precision` is 'fp16', under which Accelerate divides the gradients of the second optimizer by "
+            "the loss scale twice, "
             "and `use_muon` needs two optimizers. Train with 'bf16', or with `--no-use_muon`."
         )
 
 
 def learning_rate_factor(step: int, warmup_steps: int, max_steps: int, decay_steps: int | None = None) -> float:
-    """Linear growth over the warm-up, then 1, then a linear fall to 0 over the last `decay_steps`, all that are left by default."""
+    """Linear growth over the warm-up, then 1, then a linear fall to 0 over the last `decay_steps`, all that are left
+    by default.
+    """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     falling = max_steps - warmup_steps if decay_steps is None else decay_steps
@@ -116,7 +120,9 @@ def learning_rate_factor(step: int, warmup_steps: int, max_steps: int, decay_ste
 
 
 class ExponentialMovingAverage:
-    """Averaged weights `ē <- d ē + (1-d) w`, with `d = min(decay, (1+n)/(10+n))` at update n, so that early averages forget the start."""
+    """Averaged weights `ē <- d ē + (1-d) w`, with `d = min(decay, (1+n)/(10+n))` at update n, so that early averages
+    forget the start.
+    """
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay

@@ -144,7 +144,8 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
             some = ids[: min(len(ids), COOCCURRENCE_TEXTS)]["input_ids"]
             dim = model.get_input_embeddings().embedding_dim
             model.set_embeddings(cooccurrence_embeddings(some, len(tokenizer), dim, seed=arguments.seed))
-        # An untrained categorical model knows the frequencies, and most of its bound is already where it will be learned.
+        # An untrained categorical model knows the frequencies, and most of its bound is already where it will be
+        # learned.
         if getattr(config, "prediction_type", None) == "categorical" and config.time_sampler == "buckets":
             _start_time_sampler(model, ids)
     if arguments.gradient_checkpointing:
@@ -154,7 +155,9 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
 
 @torch.no_grad()
 def _start_time_sampler(model: TextDiffusionModel, ids: Dataset) -> None:
-    """Start the learned density of the times at the untrained model's diffusion term, seen at a few times in every bucket."""
+    """Start the learned density of the times at the untrained model's diffusion term, seen at a few times in every
+    bucket.
+    """
     buckets = model.config.num_time_buckets
     t = (torch.arange(buckets).repeat(TIMES_PER_BUCKET) + 0.5) / buckets
     texts = ids[: min(len(ids), len(t))]["input_ids"].long()

@@ -61,7 +61,9 @@ def finish(trainer: Trainer) -> dict:
 
 
 def open_repository(arguments: TrainingArguments, run: Path) -> str | None:
-    """Create the repository to push to, so that a wrong name or token is found before the training; returns its full name."""
+    """Create the repository to push to, so that a wrong name or token is found before the training; returns its full
+    name.
+    """
     if not arguments.push_to_hub:
         return None
     name = arguments.hub_model_id or run.resolve().name
@@ -69,7 +71,8 @@ def open_repository(arguments: TrainingArguments, run: Path) -> str | None:
         return create_repository(name, arguments.hub_private or None)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ValueError(
-            f"`push_to_hub` is set, but the repository {name!r} can be neither found nor created: {error}. Check `hub_model_id`, the "
+            f"`push_to_hub` is set, but the repository {name!r} can be neither found nor created: {error}. Check "
+            "`hub_model_id`, the "
             "connection and the token (`hf auth login`)."
         ) from error
 
@@ -80,12 +83,15 @@ def upload(folder: Path, repository: str) -> None:
         upload_pipeline(folder, repository)
     except (HfHubHTTPError, OSError) as error:
         raise OSError(
-            f"The run is finished, but {folder} could not be pushed to {repository}: {error}. Push it with `hf upload {repository} {folder}`."
+            f"The run is finished, but {folder} could not be pushed to {repository}: {error}. Push it with `hf "
+            f"upload {repository} {folder}`."
         ) from error
 
 
 def describe_samples(trainer: Trainer, texts: list[str], sequences: Tensor) -> dict:
-    """Number, distinct texts, copies of training texts and, for the embedded corpus, how many are stories of its language."""
+    """Number, distinct texts, copies of training texts and, for the embedded corpus, how many are stories of its
+    language.
+    """
     described: dict = {"number": len(texts), "distinct": len(set(texts))}
     if not trainer.arguments.streaming:
         described["copied_from_training"] = trainer.data.count_copies(sequences)
@@ -110,8 +116,10 @@ def render(summary: dict, texts: list[str]) -> str:
     lines = [
         f"{summary['model']}, {summary['parameters']:,} parameters, {summary['steps']:,} steps",
         "",
-        f"{summary['quantity'].capitalize()} on the validation texts: {with_error(story['value'], story['monte_carlo_error'])} nats per text, "
-        f"{likelihood['nats_per_token']['value']:.3f} per token, {likelihood['bits_per_character']['value']:.3f} bits per character.",
+        f"{summary['quantity'].capitalize()} on the validation texts: "
+        f"{with_error(story['value'], story['monte_carlo_error'])} nats per text, "
+        f"{likelihood['nats_per_token']['value']:.3f} per token, {likelihood['bits_per_character']['value']:.3f} "
+        "bits per character.",
     ]
     if "entropy" in summary:
         error = f" ± {story['monte_carlo_error'] / summary['entropy']:.3f}" if story["monte_carlo_error"] else ""
@@ -127,7 +135,8 @@ def render(summary: dict, texts: list[str]) -> str:
     lines.append(said + ".")
     if samples.get("tested_choices"):
         lines.append(
-            f"Of the grammar's {samples['tested_choices']} choices they make {samples['coverage']:.1%} as often as it does, by a test at 1%."
+            f"Of the grammar's {samples['tested_choices']} choices they make {samples['coverage']:.1%} as often as "
+            "it does, by a test at 1%."
         )
     lines += ["", *(f"  {text}\n" for text in texts[:5]), f"Pipeline: {summary['pipeline']}"]
     return "\n".join(lines)

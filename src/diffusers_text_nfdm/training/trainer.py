@@ -57,7 +57,10 @@ class Progress:
 
 
 class Trainer:
-    """One training run. Every random number of a step is drawn from `(seed, step)`, so resuming needs no random states."""
+    """One training run.
+
+    Every random number of a step is drawn from `(seed, step)`, so resuming needs no random states.
+    """
 
     def __init__(self, arguments: TrainingArguments):
         arguments.check_data()
@@ -133,7 +136,8 @@ class Trainer:
         arguments, accelerator = self.arguments, self.accelerator
         set_seed(arguments.seed)
         model = build_model(arguments, self.data)
-        # The averaged weights are evaluated and released in a model of their own, whole even where training shards them.
+        # The averaged weights are evaluated and released in a model of their own, whole even where training shards
+        # them.
         self.released: PreTrainedModel = copy.deepcopy(model).requires_grad_(False).eval().to(accelerator.device)
         if arguments.compile:
             compile_layers(model)
@@ -141,7 +145,8 @@ class Trainer:
         self.wrapped, *self.optimizers = accelerator.prepare(model, *optimizers)
         self.model: PreTrainedModel = accelerator.unwrap_model(self.wrapped)
         self.ema = ExponentialMovingAverage(self.model, arguments.ema_decay)
-        # The time sampler's gradients are of another kind, and must not use up the norm that the others are clipped to.
+        # The time sampler's gradients are of another kind, and must not use up the norm that the others are clipped
+        # to.
         sampler = {id(parameter) for parameter in time_sampler_parameters(self.model).values()}
         self.clipped_parameters = [parameter for parameter in self.model.parameters() if id(parameter) not in sampler]
 
@@ -218,7 +223,8 @@ class Trainer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * factor
-        # Every process draws for the whole batch and takes its rows: the step is the same however the batch is shared out.
+        # Every process draws for the whole batch and takes its rows: the step is the same however the batch is shared
+        # out.
         generator = torch.Generator(accelerator.device).manual_seed(mix_seeds(arguments.seed, step))
         options = self.family.forward_options(model, step, generator)
         # Reading values makes an accelerator wait; there they are checked when logging and before saving.
@@ -258,7 +264,8 @@ class Trainer:
             where = f"the norm of the gradient is {norm.item()}"
         if where is not None:
             raise FloatingPointError(
-                f"Training stopped at step {self.progress.step}: {where}. The checkpoints in {self.run} are intact; resume from the "
+                f"Training stopped at step {self.progress.step}: {where}. The checkpoints in {self.run} are intact; "
+                "resume from the "
                 "last with a lower learning rate or earlier clipping."
             )
 
@@ -299,7 +306,8 @@ class Trainer:
     def _evaluate(self) -> None:
         """The validation bound and a few samples, with the averaged weights.
 
-        Every process does all of it: the figures do not depend on their number, and none waits for longer than the others.
+        Every process does all of it: the figures do not depend on their number, and none waits for longer than the
+        others.
         """
         arguments, step = self.arguments, self.progress.step
         started, cpu_started = time.perf_counter(), time.process_time()
