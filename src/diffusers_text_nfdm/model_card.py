@@ -63,8 +63,8 @@ from diffusers_text_nfdm import ReverseSDEScheduler
 pipe.scheduler = ReverseSDEScheduler.from_config(pipe.scheduler.config)
 ```""",
         "architecture": f"latents of dimension {config.embedding_dim}; predictor `{config.predictor}` with "
-        f"{config.num_hidden_layers} layers of size {config.hidden_size}; prediction type `{config.prediction_type}`, objective `{config.objective}`, clock "
-        f"`{config.clock}`.",
+        f"{config.num_hidden_layers} layers of size {config.hidden_size}; prediction type "
+        f"`{config.prediction_type}`, objective `{config.objective}`, clock `{config.clock}`.",
         "likelihood": "The likelihood is an upper bound of the negative log-likelihood, not the likelihood itself.",
     }
 

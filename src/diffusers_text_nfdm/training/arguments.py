@@ -136,7 +136,7 @@ class TrainingArguments:
     )
     first_largest_time: float = setting(0.2, "optimisation", "largest global time at the beginning of that growth")
     next_token_weight: float = setting(
-        0.0, "optimisation", "weight of the clean stream's next-token loss, for the two-stream predictor"
+        0.0, "optimisation", "weight of the clean stream's next-token loss in steps on texts in blocks"
     )
     next_token_steps: int = setting(
         0, "optimisation", "steps at the beginning that train the clean stream alone, on its next-token loss"

@@ -68,10 +68,12 @@ class DiffusionFamily:
         batch_size, length = arguments.batch_size, model.config.max_length
         draws = model.draw(batch_size, generator, device)
         warmup = arguments.context_warmup_steps
+        clock = model.clock(self._draw_clock(generator))
         shared = {
-            "clock": self._draw_clock(generator),
+            "clock": clock,
             "context_weight": min(1.0, (step + 1) / warmup) if warmup else 1.0,
-            "next_token_weight": arguments.next_token_weight,
+            # Where the text is not in blocks, the clean stream would be read for this alone.
+            "next_token_weight": arguments.next_token_weight if model.block_size(clock) else 0.0,
         }
         masked = None
         if (step + 1) % (arguments.cross_entropy_steps + 1):
