@@ -50,7 +50,9 @@ def test_a_ramp_settles_the_text_from_left_to_right():
     in_motion = (times.rate > 0).sum(1)
     # About length / width tokens, once the front is inside the text.
     assert in_motion.max() <= TWELVE / 3 + 1
-    assert torch.equal(times.value[200], (4 * u[200] - 3 * torch.linspace(1, 0, TWELVE, dtype=torch.float64)).clamp(0, 1))
+    assert torch.equal(
+        times.value[200], (4 * u[200] - 3 * torch.linspace(1, 0, TWELVE, dtype=torch.float64)).clamp(0, 1)
+    )
 
 
 def test_a_ramp_of_width_zero_is_the_shared_clock():
@@ -156,7 +158,9 @@ class Custom(Clock):
         self.function = function
 
     def token_times(self, u, length, known=None, order=None):
-        return Dual(self.function(u), torch.ones_like(u))
+        times = self.function(u)
+        slopes = torch.cat([times.diff(dim=0), times.diff(dim=0)[-1:]])
+        return Dual(times, slopes * (len(u) - 1))
 
     def to_config(self):
         return "custom"
@@ -167,6 +171,7 @@ def test_a_clock_of_ones_own_is_checked():
     for function, message in (
         (lambda u: 4 * u * (1 - u) * 0.9 + u * 0.1, "is not monotone"),
         (lambda u: 0.5 * u, "does not go from text to noise"),
+        (lambda u: (2 * u).clamp_max(0.5) + (2 * u - 1.5).clamp_min(0), "lets tokens pause between 0 and 1"),
         (lambda u: 2 * u, "must be in \\[0, 1\\]"),
         (lambda u: u.expand(-1, 3), "must be \\(batch, 12\\) or \\(batch, 1\\)"),
     ):
@@ -190,7 +195,9 @@ def test_what_is_no_mask_of_known_tokens_is_refused(known, message):
         make_model("nfdm")(make_ids(2), known=known)
 
 
-@pytest.mark.parametrize("t", [torch.full((2,), 1.5), torch.full((2, LENGTH), -0.1), torch.zeros(2, 3), torch.zeros(3)])
+@pytest.mark.parametrize(
+    "t", [torch.full((2,), 1.5), torch.full((2, LENGTH), -0.1), torch.zeros(2, 3), torch.zeros(3)]
+)
 def test_times_outside_the_interval_or_of_the_wrong_shape_are_refused(t):
     with pytest.raises(ValueError, match="`t` (is|has shape)"):
         make_model("nfdm")(make_ids(2), t=t)
@@ -210,7 +217,9 @@ def test_the_clock_saves_and_loads_with_the_model(tmp_path):
     assert loaded.clock() == RampClock(3.0, order="random")
     ids = make_ids(4)
     assert torch.equal(model(ids, generator=seeded(0)).bound, loaded(ids, generator=seeded(0)).bound)
-    assert not torch.equal(model(ids, generator=seeded(0)).bound, model(ids, clock="shared", generator=seeded(0)).bound)
+    assert not torch.equal(
+        model(ids, generator=seeded(0)).bound, model(ids, clock="shared", generator=seeded(0)).bound
+    )
 
 
 def test_held_tokens_do_not_move():

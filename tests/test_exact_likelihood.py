@@ -1,4 +1,6 @@
-"""A toy whose posterior is known: along every clock the bound is the true -log p, and given known tokens the true conditional one."""
+"""A toy whose posterior is known: along every clock the bound is the true -log p, and given known tokens the true
+conditional one.
+"""
 
 from itertools import product
 
@@ -27,7 +29,9 @@ def log_probabilities() -> torch.Tensor:
 
 
 def exact_model(name: str):
-    """A model with an undeformed process whose predictor is the exact posterior `p(x_i | z, clean tokens before the block)`."""
+    """A model with an undeformed process whose predictor is the exact posterior
+    `p(x_i | z, clean tokens before the block)`.
+    """
     model = make_model(
         name,
         vocab_size=VOCAB,

@@ -1,4 +1,4 @@
-"""Values of an earlier implementation, which knew one time per text: with equal times in every row nothing has changed.
+"""Values of an earlier implementation, which knew one time per text: with equal times in a row nothing has changed.
 
 `golden.json` holds the loss, every term and one step of every scheduler of all models, in float64, at fixed draws.
 """

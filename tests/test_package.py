@@ -35,7 +35,8 @@ def test_importing_the_package_imports_no_extra():
     code = (
         "import sys, transformers, diffusers, datasets\n"
         "before = set(sys.modules)\n"
-        "import diffusers_text_nfdm, diffusers_text_nfdm.data, diffusers_text_nfdm.stories, diffusers_text_nfdm.likelihood\n"
+        "import diffusers_text_nfdm, diffusers_text_nfdm.data, diffusers_text_nfdm.stories, "
+        "diffusers_text_nfdm.likelihood\n"
         f"print([name for name in {extras!r} if name in set(sys.modules) - before])\n"
     )
     assert (

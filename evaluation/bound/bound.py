@@ -7,8 +7,8 @@ from diffusers_text_nfdm.metrics import bound, bound_units, load_pipeline
 
 
 DESCRIPTION = (
-    "Upper bound of the negative log-likelihood of texts under a checkpoint (exact for an autoregressive one), in bits "
-    "per character and other units."
+    "Upper bound of the negative log-likelihood of texts under a checkpoint (exact for an autoregressive one), in "
+    "bits per character and other units."
 )
 INPUTS = """
 Args:

@@ -7,8 +7,8 @@ from diffusers_text_nfdm.metrics import story_language
 
 
 DESCRIPTION = (
-    "Texts against the grammar of the embedded stories: validity, exact log-probability, distinct stories and coverage "
-    "of the grammar's choices."
+    "Texts against the grammar of the embedded stories: validity, exact log-probability, distinct stories and "
+    "coverage of the grammar's choices."
 )
 INPUTS = """
 Args:

@@ -369,6 +369,10 @@ def check_clock(clock: Clock, length: int, points: int = 65) -> None:
         raise ValueError(f"{clock} has times from {t.min():.3g} to {t.max():.3g}; they must be in [0, 1].")
     if (t.diff(dim=0) < 0).any() or (times.rate < 0).any():
         raise ValueError(f"{clock} is not monotone; no token's time may fall while u grows.")
+    if ((times.rate == 0) & (t > 0) & (t < 1)).any():
+        raise ValueError(
+            f"{clock} lets tokens pause between 0 and 1; a token may only stand still as text or as noise."
+        )
     if t[0].any() or (t[-1] != 1).any():
         raise ValueError(f"{clock} does not go from text to noise; all times must be 0 at u = 0 and 1 at u = 1.")
 

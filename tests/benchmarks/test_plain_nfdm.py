@@ -23,7 +23,7 @@ def test_plain_loss_and_its_gradients_are_those_of_the_model(dtype, tolerance):
     expected.backward()
     compared = 0
     for (name, parameter), reference in zip(ours.named_parameters(), plain.parameters()):
-        # A constant in all keys changes no attention: the gradient of its bias is zero, and rounding is all there is to see.
+        # A constant in all keys changes no attention: the gradient of its bias is zero, and rounding is all to see.
         if name.endswith("key.bias"):
             assert parameter.grad.norm() < tolerance * ours.embeddings.weight.grad.norm()
         elif name.endswith("query_key_value.bias"):

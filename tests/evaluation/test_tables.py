@@ -11,6 +11,7 @@ import yaml
 from accelerate.state import AcceleratorState
 
 from diffusers_text_nfdm.baseline import count_parameters
+from diffusers_text_nfdm.clocks import make_clock
 from diffusers_text_nfdm.stories import StoryGrammar
 from diffusers_text_nfdm.training import train
 from diffusers_text_nfdm.training.arguments import CONFIGS
@@ -79,7 +80,7 @@ def data(tmp_path_factory):
 def make_scale(tables, folder, **changes):
     path = folder / "miniature.yaml"
     path.write_text(yaml.safe_dump({**MINIATURE, **changes}, sort_keys=False))
-    return tables.read_scale(str(path))
+    return tables.read_experiment(str(path))
 
 
 def section(page, title):
@@ -162,7 +163,7 @@ def test_the_baseline_gets_the_size_it_is_told(tables, data, tmp_path):
 
 @pytest.mark.parametrize("name", ["tiny", "rocstories", "paper"])
 def test_the_scales_can_be_read_and_every_model_be_built(tables, name):
-    scale = tables.read_scale(name)
+    scale = tables.read_experiment(name)
     rows = [model.name for model in scale.models]
     assert {"NFDM", "NFDM-Additive", "MuLAN", "MuLAN-Rescaled", "Diffusion-LM", "Autoregressive"} <= set(rows)
     for model in scale.models:
@@ -178,11 +179,12 @@ def test_the_scales_can_be_read_and_every_model_be_built(tables, name):
 
 @pytest.mark.parametrize("name", ["tiny", "rocstories", "paper", "study", "rocstories-study", "rocstories-blocks"])
 def test_every_row_of_the_scales_can_be_sampled(tables, name):
-    scale = tables.read_scale(name)
+    scale = tables.read_experiment(name)
     for model in scale.models:
         settings = scale.arguments(model, {"dataset": "stories"}, None)
         config = CONFIGS[settings.model_type](vocab_size=500, max_length=settings.max_length, **settings.model_config)
-        blocks = getattr(config, "num_blocks", 1)
+        clock = make_clock(getattr(config, "clock", "shared"), settings.max_length)
+        blocks = settings.max_length // (clock.block_size or settings.max_length)
         for evaluation in tables.wanted_evaluations(scale, settings.model_type).values():
             usable = tables.usable_samplings(evaluation.samplings, settings)
             assert usable is None or usable
@@ -190,7 +192,7 @@ def test_every_row_of_the_scales_can_be_sampled(tables, name):
 
 
 def test_a_scale_based_on_another_says_only_what_differs(tables):
-    whole, short = tables.read_scale("rocstories"), tables.read_scale("rocstories-likelihood")
+    whole, short = tables.read_experiment("rocstories"), tables.read_experiment("rocstories-likelihood")
     assert short.models == whole.models and short.settings == whole.settings and short.files == whole.files
     assert short.budget != whole.budget and list(short.evaluations) == ["samples"]
 
@@ -243,7 +245,8 @@ def test_bad_scales_are_refused(tables, tmp_path, changes, message):
 def test_wrong_commands_say_what_is_wrong(tables, data, tmp_path, capsys):
     assert tables.main(["huge"]) == 1
     assert (
-        "`scale` is 'huge'; it must be a YAML file or one of paper, rocstories, rocstories-blocks, rocstories-likelihood, rocstories-study, "
+        "`scale` is 'huge'; it must be a YAML file or one of paper, rocstories, rocstories-blocks, "
+        "rocstories-likelihood, rocstories-study, "
         "study, tiny" in capsys.readouterr().err
     )
     assert tables.main(["rocstories", "--output", str(tmp_path / "out")]) == 1

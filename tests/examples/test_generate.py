@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import make_pipeline, seeded
 
-from diffusers_text_nfdm import ReverseODEScheduler
+from diffusers_text_nfdm import ReverseODEScheduler, files
 
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "generate.py"
@@ -78,12 +78,12 @@ def test_sampling_options_reach_the_pipeline(script, checkpoint, capsys):
     assert capsys.readouterr().out == plain
 
 
-def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(script, tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "texts.jsonl"
     path.write_text("old")
-    monkeypatch.setattr(script.os, "replace", lambda *args: (_ for _ in ()).throw(OSError("no space left")))
+    monkeypatch.setattr(files.os, "replace", lambda *args: (_ for _ in ()).throw(OSError("no space left")))
     with pytest.raises(OSError, match="no space left"):
-        script.write_whole(path, "new")
+        files.write_file(path, "new")
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 

@@ -197,7 +197,7 @@ def test_learned_volatility_never_falls_below_its_floor():
 
 
 def test_markovian_volatility_is_that_of_the_undeformed_process():
-    """`g² = dσ²/dt - 2 σ² d log α/dt`, the volatility of the Markov process with these marginals; and finite at t = 1."""
+    """`g² = dσ²/dt - 2 σ² d log α/dt`, that of the Markov process with these marginals; and finite at t = 1."""
     process = make_process("nfdm", volatility="markovian")
     with torch.no_grad():
         for parameter in process.volatility.parameters():
@@ -224,7 +224,8 @@ def test_a_token_with_a_time_of_its_own_has_the_schedule_of_that_time(name):
         rates = {"g²": process.squared_volatility(times, context)}
         if name in VARIANCE_PRESERVING:
             values["γ"], rates["γ rate"] = process.gamma(times, context)
-            values["snr"], rates["weight"] = process.snr(times.value, context), process.diffusion_weight(times, context)
+            values["snr"] = process.snr(times.value, context)
+            rates["weight"] = process.diffusion_weight(times, context)
         return values, rates
 
     values, rates = schedule(Dual(t, rate))

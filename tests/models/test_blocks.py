@@ -136,7 +136,7 @@ def measure_bound(model, clock, repeats, batches):
 
 @pytest.mark.parametrize("name", ["nfdm", "diffusion-lm"])
 def test_the_bound_of_blocks_of_one_token_is_the_cross_entropy_of_the_tokens(name):
-    """With the exact posterior inside, nothing is lost, whatever the predictor says (up to what z_0 and z_1 tell, 1e-4 nats here)."""
+    """With the exact posterior inside nothing is lost, whatever the predictor says, but 1e-4 nats for z_0 and z_1."""
     model, ids = exact_model(name, "two_stream", clock="blocks:1"), texts()
     exact = model(ids, t=torch.ones(TEXTS), cross_entropy=True).cross_entropy.mean().item()
     bound, error = measure_bound(model, None, repeats=1500, batches=2)

@@ -32,7 +32,9 @@ def test_every_parameter_gets_a_gradient_with_all_options(name, predictor, input
     assert [key for key, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
-@pytest.mark.parametrize("predictor, clock", [("bert", "shared"), ("two_stream", "ramp:2"), ("two_stream", "blocks:1")])
+@pytest.mark.parametrize(
+    "predictor, clock", [("bert", "shared"), ("two_stream", "ramp:2"), ("two_stream", "blocks:1")]
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_cross_entropy_trains_the_predictor_alone(name, predictor, clock, input_ids):
     model = make_model(name, predictor=predictor, clock=clock, **EVERYTHING)

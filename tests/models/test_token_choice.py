@@ -76,7 +76,7 @@ def test_limits_are_the_argmax(options, dtype):
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24, 1.0])
 def test_tokens_of_probability_zero_are_not_reached_by_rounding(uniform, monkeypatch):
-    monkeypatch.setattr(torch, "rand", lambda size, generator, device: torch.full((size,), uniform))
+    monkeypatch.setattr(torch, "rand", lambda size, generator, device: torch.full(size, uniform))
     logits = torch.full((1, 4, 1000), -math.inf)
     logits[..., 300:700] = 0.0
     chosen = select_tokens(logits, temperature=1.0, generators=[seeded(0)])

@@ -65,6 +65,6 @@ def test_compiled_values_and_gradients_are_the_same_to_rounding(name, clock, dty
             model.zero_grad()
             loss.backward()
         for (parameter_name, parameter), reference in zip(compiled.named_parameters(), plain.parameters()):
-            # A constant in all keys changes no attention: the gradient of its bias is zero, and rounding is all there is to see.
+            # A constant in all keys changes no attention: the gradient of its bias is zero, but for rounding.
             if not parameter_name.endswith(("key.bias", "query_key_value.bias")):
                 assert relative_error(parameter.grad, reference.grad) < tolerance, parameter_name

@@ -171,7 +171,8 @@ def test_transformer_with_rate_has_the_value_of_the_plain_call_and_its_derivativ
 @pytest.mark.parametrize("time_conditioning", ["adaln", "additive", "head"])
 def test_transformer_in_blocks_sees_each_block_alone(time_conditioning):
     """Values and rates of a block are those of a text that is elsewhere another one."""
-    network, times, embeddings = make_transformer(time_conditioning), TIMES["a time for every token"](), normal(3, 6, 4)
+    network, times = make_transformer(time_conditioning), TIMES["a time for every token"]()
+    embeddings = normal(3, LENGTH, 4)
     before = network(embeddings, network.conditions(times), block_size=2)
     other, (t, rate) = embeddings.clone(), (x.clone() for x in times)
     for x in (other, t, rate):

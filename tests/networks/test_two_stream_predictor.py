@@ -93,7 +93,7 @@ def test_scores_of_turned_queries_and_keys_depend_on_their_distance_alone():
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_all_blocks_at_once_are_predicted_as_each_alone(name, extras, block_size, self_conditioning):
-    """What training computes in one call is what sampling computes block by block, with keys and values that it keeps."""
+    """What training computes in one call sampling computes block by block, with keys and values that it keeps."""
     model, ids = two_stream(name, extras, self_conditioning=self_conditioning), texts()
     z, t, context = noisy(name)
     together = model.denoise(z, t, context, model.clean_stream(ids, block_size)[0], block_size=block_size)

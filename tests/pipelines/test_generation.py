@@ -53,6 +53,7 @@ def test_every_scheduler_makes_texts_with_every_model(pipelines, name, scheduler
     assert output.sequences.min() >= 0 and output.sequences.max() < VOCAB
     assert output.latents is output.trajectory is output.trajectory_times is None
     calls = output.num_function_evaluations
+    assert output.calls.tolist() == [calls] * 3
     assert calls % 3 == 1 and calls > 4 if scheduler == "adaptive" else calls == CALLS.get(scheduler, 8)
     again = pipe(num_samples=3, num_inference_steps=8, generator=seeded(0), output_type="latent")
     assert again.latents.shape == (3, LENGTH, DIM) and torch.isfinite(again.latents).all()
@@ -151,7 +152,7 @@ def test_the_tuple_holds_what_the_output_holds(pipe, output_type, trajectory):
     output = pipe(generator=seeded(0), **options)
     values = pipe(generator=seeded(0), return_dict=False, **options)
     names = {"text": ["texts", "sequences"], "seq": ["sequences"], "latent": ["latents"]}[output_type]
-    names += ["trajectory", "trajectory_times"] * trajectory + ["num_function_evaluations"]
+    names += ["trajectory", "trajectory_times"] * trajectory + ["num_function_evaluations", "calls"]
     assert list(output.keys()) == names and len(values) == len(names)
     for name, value in zip(names, values):
         same = torch.equal(value, output[name]) if isinstance(value, torch.Tensor) else value == output[name]

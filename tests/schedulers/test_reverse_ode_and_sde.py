@@ -185,7 +185,10 @@ def test_no_volatility_is_eulers_ode_bit_for_bit(name):
 def test_volatility_is_limited_only_while_the_step_is_too_long_for_it(name, monkeypatch):
     process, scale, t = make_process(name).requires_grad_(False), 3.0, 0.6
     embeddings, context = make_inputs(name, 2)
-    z, times = torch.randn_like(embeddings), Dual(torch.full((2, 1), t, dtype=torch.float64), torch.ones(2, 1).double())
+    z, times = (
+        torch.randn_like(embeddings),
+        Dual(torch.full((2, 1), t, dtype=torch.float64), torch.ones(2, 1).double()),
+    )
     std = process.marginal(embeddings, times.value, context).std
     wanted = scale**2 * process.squared_volatility(times, context).expand_as(z)
     path = process.path(times, context)(embeddings)

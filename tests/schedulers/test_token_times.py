@@ -53,7 +53,9 @@ def prediction(z: torch.Tensor) -> Prediction:
 
 
 def states(name: str, scheduler, clock: BatchClock, num_steps: int = 13):
-    """The latents before the first call of `step` and after every one, and `(u, u')` of the step that it was a part of."""
+    """The latents before the first call of `step` and after every one, and `(u, u')` of the step that it was a part
+    of.
+    """
     scheduler.set_timesteps(num_steps, clock=clock)
     context = torch.randn(BATCH, CONTEXT, dtype=torch.float64, generator=seeded(1))
     options = {"forward_process": PROCESSES[name], "generator": seeded(2)}

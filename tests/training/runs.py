@@ -113,8 +113,9 @@ def assert_same_run(one: Path, other: Path, step: int) -> None:
 def assert_close_weights(one, other, later, learning_rate):
     """Equal up to the rounding of sums in another order.
 
-    Adam divides by the size of the gradient, so where that is itself rounding (the biases of attention's keys have none: softmax does
-    not see them) a step may be of any sign; elsewhere an error of 1e-6 in the gradient moves a weight by 1e-6 of a step.
+    Adam divides by the size of the gradient, so where that is itself rounding (the biases of attention's keys have
+    none: softmax does not see them) a step may be of any sign; elsewhere an error of 1e-6 in the gradient moves a
+    weight by 1e-6 of a step.
     """
     assert one.keys() == other.keys()
     for name in one:

@@ -5,7 +5,8 @@ import yaml
 from runs import arguments
 
 from diffusers_text_nfdm.training import TrainingArguments, parse_arguments, recipe_names
-from diffusers_text_nfdm.training.arguments import FREE_ON_RESUME, read_config
+from diffusers_text_nfdm.training.arguments import FREE_ON_RESUME
+from diffusers_text_nfdm.training.recipe_files import read_config
 
 
 def refusal(capsys, *argv):
@@ -71,15 +72,26 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
         (["--learning_rate", "nan"], "`learning_rate` is nan; it must be above 0"),
         (["--warmup_steps", "-1"], "`warmup_steps` is -1; it must be at least 0"),
         (["--ema_decay", "1"], "`ema_decay` is 1.0; it must be in [0, 1)"),
-        (["--config", "stories-tiny", "--sampling_steps", "32"], "`sampling_steps` is 32; texts of 64 blocks take"),
         (
-            "--model_config prediction_type=embedding posterior_features=false --cross_entropy_steps 0 --hidden_share 0".split(),
+            ["--config", "stories-tiny", "--model_config", "clock=blocks:1", "--sampling_steps", "32"],
+            "`sampling_steps` is 32; along the clock 'blocks:1' texts take at least 64",
+        ),
+        (["--model_config", "clock=blocks:7"], "The `size` of blocks is 7; it must divide the 64 tokens"),
+        (["--model_config", "clock=spiral"], "The clock is 'spiral'; it must be 'shared'"),
+        (["--config", "rocstories-nfdm", "--clocks", "shared=0.5", "ramp:2=0.4"], "must add up to 1, not 0.9"),
+        (["--config", "rocstories-nfdm", "--clocks", "shared=0.5", "ramp:x=0.5"], "The clock is 'ramp:x'"),
+        (["--config", "rocstories-nfdm", "--clocks", "shared=2", "ramp:2=-1"], "`clocks[ramp:2]`"),
+        (["--next_token_weight", "0"], "`next_token_steps` is 260; it needs a `next_token_weight` above 0"),
+        (["--cross_entropy_steps", "0"], "`growth_steps` is 520; it needs `cross_entropy_steps` above 0"),
+        (["--first_largest_time", "0"], "`first_largest_time` is 0.0; it must be in (0, 1]"),
+        (
+            "--model_config prediction_type=embedding --cross_entropy_steps 0 --growth_steps 0".split(),
             "`scheduler_config` has `prediction` 'tokens' with `prediction_type` 'embedding'",
         ),
-        (["--hidden_share", "1.5"], "`hidden_share` is 1.5; it must be in [0, 1]"),
+        (["--masked_share", "1.5"], "`masked_share` is 1.5; it must be in [0, 1]"),
         (
-            ["--config", "stories-tiny", "--cross_entropy_steps", "0"],
-            "`hidden_share` is 1.0; it needs `cross_entropy_steps`",
+            ["--config", "rocstories-nfdm", "--masked_share", "1"],
+            "`masked_share` is 1.0; it needs `cross_entropy_steps`",
         ),
         (["--evaluation_draws", "3"], "`evaluation_draws` is 3; it must be an even number"),
         (["--model_type", "gpt"], "`model_type` is 'gpt'; it must be one of 'nfdm', 'mulan', 'diffusion_lm'"),
@@ -98,7 +110,7 @@ def test_files_that_hold_no_settings(text, message, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        read_config(str(path))
+        read_config(str(path), [])
 
 
 def test_types_are_checked_in_python_too():
@@ -167,7 +179,6 @@ def test_recipes_are_the_paper(recipe):
 
 
 def test_recipe_files_name_only_known_settings():
+    names = [field.name for field in dataclasses.fields(TrainingArguments)]
     for recipe in recipe_names():
-        assert set(yaml.safe_load(yaml.safe_dump(read_config(recipe)))) <= {
-            field.name for field in dataclasses.fields(TrainingArguments)
-        }
+        assert set(yaml.safe_load(yaml.safe_dump(read_config(recipe, names)))) <= set(names)

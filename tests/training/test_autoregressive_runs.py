@@ -9,10 +9,10 @@ from runs import assert_close_weights, assert_same_run, averages, metrics, weigh
 from transformers.pytorch_utils import Conv1D
 
 from diffusers_text_nfdm import AutoregressivePipeline, exact_likelihood
+from diffusers_text_nfdm.plots.training import plot_loss
 from diffusers_text_nfdm.training import Trainer, TrainingArguments, train
 from diffusers_text_nfdm.training.muon import Muon
 from diffusers_text_nfdm.training.optimization import build_optimizers, trunk_matrices
-from diffusers_text_nfdm.training.plots import plot_loss
 from diffusers_text_nfdm.training.preparation import TrainingData, build_model
 
 

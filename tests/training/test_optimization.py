@@ -86,13 +86,13 @@ def test_trunk_matrices_are_the_maps_between_hidden_states():
         f"{trunk}intermediate.dense.weight",
         f"{trunk}output.dense.weight",
         *(
-            f"forward_process.network.blocks.0.{name}.weight"
+            f"forward_process.network.layers.0.{name}.weight"
             for name in ("attention.query_key_value", "attention.output", "mlp.linear_1", "mlp.linear_2")
         ),
     }
     assert set(trunk_matrices(make_nfdm())) == expected
     mulan = MuLANModel(MuLANConfig(vocab_size=11, max_length=8, **PREDICTOR, **MULAN))
-    assert any(name.startswith("context_encoder.transformer.blocks.0.") for name in trunk_matrices(mulan))
+    assert any(name.startswith("context_encoder.transformer.layers.0.") for name in trunk_matrices(mulan))
 
 
 @pytest.mark.parametrize("use_muon", [True, False])

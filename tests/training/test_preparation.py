@@ -3,7 +3,6 @@
 import torch
 from runs import arguments
 
-from diffusers_text_nfdm.networks.cooccurrence import cooccurrence_embeddings
 from diffusers_text_nfdm.training.preparation import TrainingData, build_model
 
 
@@ -34,16 +33,6 @@ def test_embeddings_start_from_cooccurrences_only_if_asked_for(data):
     assert not torch.equal(plain.embeddings.weight, informed.embeddings.weight)
     lengths = informed.embeddings.weight.norm(dim=-1)
     assert torch.allclose(lengths, torch.full_like(lengths, plain.config.embedding_dim**0.5), rtol=1e-5)
-
-
-def test_rows_of_tokens_start_from_cooccurrences_too(data):
-    settings = arguments(data, None, cooccurrence_embeddings=True, model_config={"prediction_type": "categorical"})
-    texts = TrainingData(settings)
-    rows = build_model(settings, texts).predictor.output.weight
-    assert torch.allclose(rows.norm(dim=-1), torch.ones(len(rows)), rtol=1e-5)
-    ids = texts.train[:]["input_ids"]
-    table = cooccurrence_embeddings(ids, len(texts.tokenizer), rows.shape[1], seed=settings.seed)
-    assert torch.allclose(rows, torch.nn.functional.normalize(table, dim=-1), atol=1e-5)
 
 
 def test_times_of_a_categorical_model_start_where_its_bound_is(data):

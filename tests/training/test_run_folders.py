@@ -17,7 +17,7 @@ from diffusers_text_nfdm.training.checkpoints import (
     clear_leftovers,
     open_run,
     remove_old,
-    write_whole,
+    write_folder,
 )
 
 
@@ -32,7 +32,7 @@ def fill(text):
 def test_a_folder_replaces_another_whole(tmp_path):
     target = tmp_path / "best"
     for text in ("first", "second"):
-        write_whole(target, fill(text))
+        write_folder(target, fill(text))
         assert (target / "part" / "file").read_text() == text
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
@@ -56,9 +56,9 @@ def broken(error):
 )
 def test_failed_write_leaves_the_old_folder(tmp_path, error, message):
     target = tmp_path / "checkpoint-00000004"
-    write_whole(target, fill("old"))
+    write_folder(target, fill("old"))
     with pytest.raises(OSError, match=f"Could not write {target}: .*{message}.* What was written before it is intact"):
-        write_whole(target, broken(error))
+        write_folder(target, broken(error))
     assert (target / "part" / "file").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000004"]
 
@@ -67,7 +67,7 @@ def test_torch_write_error_on_a_full_disk_says_so(tmp_path, monkeypatch):
     usage = checkpoints.shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(OSError, match="the disk is full"):
-        write_whole(tmp_path / "x", broken(RuntimeError("file write failed")))
+        write_folder(tmp_path / "x", broken(RuntimeError("file write failed")))
 
 
 @pytest.mark.parametrize("save", [lambda t, path: torch.save(t, path), lambda t, path: save_file({"t": t}, path)])
@@ -77,7 +77,7 @@ def test_writers_that_really_fail(tmp_path, save):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         with pytest.raises(OSError, match="Could not write"):
-            write_whole(tmp_path / "x", lambda folder: save(torch.zeros(100_000), folder / "weights"))
+            write_folder(tmp_path / "x", lambda folder: save(torch.zeros(100_000), folder / "weights"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
@@ -85,14 +85,14 @@ def test_writers_that_really_fail(tmp_path, save):
 
 def test_any_other_exception_is_not_a_checkpoint(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / "checkpoint-00000004", broken(KeyboardInterrupt()))
+        write_folder(tmp_path / "checkpoint-00000004", broken(KeyboardInterrupt()))
     assert checkpoint_folders(tmp_path) == []
 
 
 def test_other_processes_write_into_the_folder_before_it_is_renamed(tmp_path):
     """Three barriers: the folder is there, all have written, it has its name."""
     target, seen = tmp_path / "x", []
-    write_whole(target, fill("main"), is_main=True, barrier=lambda: seen.append(target.exists()))
+    write_folder(target, fill("main"), is_main=True, barrier=lambda: seen.append(target.exists()))
     assert seen == [False, False, True]
 
 

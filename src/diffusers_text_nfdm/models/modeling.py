@@ -219,10 +219,10 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             next_token_only: nothing else.
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It
                 trains no embedding and no forward process; steps of the two are mixed in training.
-            masked: `(batch, max_length)`, tokens of which `cross_entropy` shows nothing: their time is 1.
+            masked: `(batch, max_length)`, tokens that `cross_entropy` shows as noise: their time is 1.
         """
         self.check_inputs(input_ids, known, t)
-        self._check_options(cross_entropy, masked, next_token_weight)
+        self._check_options(cross_entropy, masked, next_token_weight, next_token_only)
         if next_token_only:
             return self._next_token_output(input_ids, next_token_weight, return_dict)
         clock = self.clock(clock)
@@ -292,7 +292,9 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             **embedding_monitors(input_ids, self.embedding_table()),
         )
 
-    def _check_options(self, cross_entropy: bool, masked: Tensor | None, next_token_weight: float) -> None:
+    def _check_options(
+        self, cross_entropy: bool, masked: Tensor | None, next_token_weight: float, next_token_only: bool
+    ) -> None:
         config = self.config
         if cross_entropy and config.prediction_type != "categorical":
             raise ValueError(
@@ -303,6 +305,8 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             raise ValueError(
                 "`masked` needs `cross_entropy`; the bound sees every token at the time that its clock gives it."
             )
+        if next_token_only and not next_token_weight:
+            raise ValueError("`next_token_only` needs a `next_token_weight` above 0; without it there is no loss.")
         if next_token_weight and (config.predictor != "two_stream" or config.prediction_type != "categorical"):
             raise ValueError(
                 f"`next_token_weight` is {next_token_weight}; only the clean stream of `predictor` 'two_stream' with "

@@ -185,6 +185,9 @@ class CategoricalPrediction(nn.Module):
         if alone is not None:
             shown_t = torch.where(alone, 1, t)
             shown, alpha = (x.masked_fill(alone[..., None], 0) for x in (evidence, alpha))
+            if self_condition is not None:
+                # Its first Ê has its latent in it, too.
+                self_condition = self_condition.masked_fill(alone[..., None], 0)
         tokens = None
         if predictor.reads_tokens:
             tokens = mean_token_rows(shown, evidence_weight, bias, predictor.token_rows.weight)

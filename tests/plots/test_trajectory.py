@@ -7,7 +7,7 @@ import torch
 from tiny import make_pipeline, make_tokenizer, seeded
 
 from diffusers_text_nfdm import NFDMTextPipelineOutput, WordTokenizer
-from diffusers_text_nfdm.plotting import UNSETTLED, plot_trajectory, settling_calls
+from diffusers_text_nfdm.plots.trajectory import UNSETTLED, plot_trajectory, settling_calls
 
 
 def cells(figure):

@@ -1,0 +1,23 @@
+from diffusers_text_nfdm.plots.training import plot_loss
+
+
+METRICS = [
+    {"step": 0, "validation/bound": 90.0, "validation/diffusion": 80.0, "validation/reconstruction": 10.0},
+    {"step": 5, "train/bound": 70.0, "train/diffusion": 70.0, "train/reconstruction": 0.0, "train/prior": 0.0},
+    {"step": 5, "validation/bound": 60.0, "validation/diffusion": 59.0, "validation/reconstruction": 1.0, "validation/prior": 0.0},
+]  # fmt: skip
+
+
+def lines(axes):
+    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()}
+
+
+def test_loss_curve_has_its_terms_and_the_entropy():
+    whole, terms = plot_loss(METRICS, entropy=44.2).axes
+    drawn = lines(whole)
+    assert drawn["validation, averaged weights"] == ([0, 5], [90.0, 60.0])
+    assert drawn["training batch"] == ([5], [70.0])
+    assert drawn["entropy, 44.20 nats"][1] == [44.2, 44.2]
+    assert lines(terms)["diffusion"] == ([0, 5], [80.0, 59.0])
+    assert "prior" not in lines(terms), "a term that is always zero is left out"
+    assert len(plot_loss(METRICS).axes[0].get_lines()) == 2
