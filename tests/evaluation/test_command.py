@@ -63,8 +63,9 @@ def data(tmp_path_factory):
 
 def test_a_run_and_the_same_again(checkpoint, data, tmp_path):
     judge = save_judge(tmp_path)
-    options = [*data, "--samplers", "star:3", "chain:2:noise_fraction=0.5", "sde:2", "--num_samples", 12, "--num_repeats", 2,
-               "--judge", judge, "--output_dir", tmp_path / "out", "--likelihood_texts", 4]  # fmt: skip
+    options = [*data, "--samplers", "star:3", "chain:2:noise_fraction=0.5", "sde:2", "--num_samples", 12,
+               "--num_repeats", 2, "--judge", judge,
+               "--output_dir", tmp_path / "out", "--likelihood_texts", 4]  # fmt: skip
     done = launch(checkpoint, *options)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
@@ -91,8 +92,8 @@ def test_a_run_and_the_same_again(checkpoint, data, tmp_path):
 
 def test_without_a_judge_into_the_default_folder(checkpoint, data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    options = ["--judge", "none", "--num_samples", 5, "--num_repeats", 1, "--samplers", "ode:2:method=heun", "--likelihood_texts", 0,
-               "--no_progress", "--no_card"]  # fmt: skip
+    options = ["--judge", "none", "--num_samples", 5, "--num_repeats", 1, "--samplers", "ode:2:method=heun",
+               "--likelihood_texts", 0, "--no_progress", "--no_card"]  # fmt: skip
     load_script().main([str(part) for part in (checkpoint, *data, *options)])
     printed = capsys.readouterr().out
     assert "no judge, so perplexity and MAUVE are left out" in printed and "| ode:2:method=heun | 3 |" in printed

@@ -34,9 +34,9 @@ MINIATURE = {
     "files": {"train": "train.jsonl", "validation": "valid.jsonl"},
     "budget": {"steps": 6},
     "settings": {
-        "min_word_count": 0, "max_length": 64, "batch_size": 8, "learning_rate": 2e-3, "warmup_steps": 2, "log_every": 1,
-        "checkpoint_every": 2, "evaluation_texts": 4, "evaluation_draws": 2, "num_samples": 0, "final_samples": 2,
-        "sampling_steps": 2, "save_plots": False,
+        "min_word_count": 0, "max_length": 64, "batch_size": 8, "learning_rate": 2e-3, "warmup_steps": 2,
+        "log_every": 1, "checkpoint_every": 2, "evaluation_texts": 4, "evaluation_draws": 2, "num_samples": 0,
+        "final_samples": 2, "sampling_steps": 2, "save_plots": False,
     },
     "models": [
         {"name": "NFDM", "config": "rocstories-nfdm", "model_config": {**PREDICTOR, **FORWARD}},
@@ -48,7 +48,7 @@ MINIATURE = {
             **PROTOCOL,
             "num_samples": 5,
             "likelihood_texts": 6,
-            "samplings": ["star:3", "star:2", "chain:3:noise_fraction=0.5", "chain:3:noise_fraction=snr", "sde:3", "ode:3"],
+            "samplings": "star:3 star:2 chain:3:noise_fraction=0.5 chain:3:noise_fraction=snr sde:3 ode:3".split(),
         },
         "many steps": {**PROTOCOL, "num_samples": 3, "likelihood_texts": 0, "samplings": ["star:7", "sde:7"]},
     },

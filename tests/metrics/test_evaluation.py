@@ -220,7 +220,10 @@ def test_what_cannot_be_evaluated_is_said_before_any_work(checkpoint, files, tmp
     cases = [
         ({"protocol": "ld4lg-200"}, "`protocol` is 'ld4lg-200'"),
         ({"protocol": Protocol("big", num_samples=100, judge=None)}, "needs 1000 held-out texts .* at most 64"),
-        ({"protocol": Protocol("train", 12, judge=None, likelihood_texts=0, memorization_texts=999)}, "at least 999 training"),
+        (
+            {"protocol": Protocol("train", 12, judge=None, likelihood_texts=0, memorization_texts=999)},
+            "at least 999 training",
+        ),
         ({"protocol": Protocol("judged", 12, judge="no-such/judge")}, "judge 'no-such/judge' cannot be loaded"),
         ({"samplings": ["star"]}, "of the form"),
         ({"samplings": ["ancestral"]}, "'ancestral' does not fit"),

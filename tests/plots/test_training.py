@@ -4,7 +4,8 @@ from diffusers_text_nfdm.plots.training import plot_loss
 METRICS = [
     {"step": 0, "validation/bound": 90.0, "validation/diffusion": 80.0, "validation/reconstruction": 10.0},
     {"step": 5, "train/bound": 70.0, "train/diffusion": 70.0, "train/reconstruction": 0.0, "train/prior": 0.0},
-    {"step": 5, "validation/bound": 60.0, "validation/diffusion": 59.0, "validation/reconstruction": 1.0, "validation/prior": 0.0},
+    {"step": 5, "validation/bound": 60.0, "validation/diffusion": 59.0, "validation/reconstruction": 1.0,
+     "validation/prior": 0.0},
 ]  # fmt: skip
 
 

@@ -69,8 +69,9 @@ def test_bound_falls_by_a_third(name, data, tmp_path):
 def test_recipe_of_the_paper_starts_at_full_size(recipe, data, tmp_path):
     """One to seven minutes and up to 4.3 GB each on a busy core: Muon's matrices are those of BERT-base."""
     run = tmp_path / "run"
-    options = f"--dataset {data}/train.jsonl --validation_file {data}/valid.jsonl --min_word_count 0 --max_steps 2 --batch_size 4 "
-    options += "--evaluation_texts 4 --evaluation_draws 2 --num_samples 0 --final_samples 1 --sampling_steps 2 --log_every 1 --no-save_plots"
+    options = f"--dataset {data}/train.jsonl --validation_file {data}/valid.jsonl --min_word_count 0 --max_steps 2 "
+    options += "--batch_size 4 --evaluation_texts 4 --evaluation_draws 2 --num_samples 0 --final_samples 1 "
+    options += "--sampling_steps 2 --log_every 1 --no-save_plots"
     finish(launch(recipe, "--output_dir", str(run), *options.split()), timeout=1400)
     assert (run / "checkpoint-00000002").is_dir()
     assert json.loads((run / "summary.json").read_text())["parameters"] > 80_000_000

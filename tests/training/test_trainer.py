@@ -29,8 +29,8 @@ def test_a_run_writes_what_it_promises(data, tmp_path, capsys):
     assert list((run / "logs").rglob("events.out.tfevents.*"))
     assert [entry["step"] for entry in metrics(run) if "train/loss" in entry] == list(range(1, 9))
     assert [entry["step"] for entry in metrics(run) if "validation/bound" in entry] == [0, 4, 8]
-    named = "loss bound diffusion reconstruction prior context nats_per_token gradient_norm reconstruction_accuracy embedding_norm "
-    named += "nearest_neighbor_distance unknown_share steps_per_second tokens_per_second learning_rate"
+    named = "loss bound diffusion reconstruction prior context nats_per_token gradient_norm reconstruction_accuracy "
+    named += "embedding_norm nearest_neighbor_distance unknown_share steps_per_second tokens_per_second learning_rate"
     last = [entry for entry in metrics(run, timings=True) if "train/loss" in entry][-1]
     assert {f"train/{name}" for name in named.split()} <= set(last)
     # What is released, and read back, is the averaged weights.
