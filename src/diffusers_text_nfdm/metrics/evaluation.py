@@ -157,7 +157,7 @@ def draw_samples(
     options = {"num_samples": num_samples, "batch_size": batch_size, "generator": torch.Generator().manual_seed(seed)}
     if sampling.scheduler is not None:
         pipeline.scheduler = sampling.build()
-        options["num_inference_steps"] = sampling.num_inference_steps
+        options |= {"num_inference_steps": sampling.num_inference_steps, "clock": sampling.clock}
     pipeline.set_progress_bar_config(disable=not progress, desc=f"{sampling.name}, seed {seed}")
     start = time.perf_counter()
     output = pipeline(**options)

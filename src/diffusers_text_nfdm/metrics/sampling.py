@@ -1,5 +1,7 @@
-"""A way of sampling by name: `star:64`, `chain:64:noise_fraction=0.5`, `sde:256`, `ode:32:method=heun`,
+"""A way of sampling by name: `star:64`, `chain:64:noise_fraction=0.5`, `sde:256`, `ode:32:method=heun`, `draft:64`,
 `ancestral`.
+
+An option `clock` is the clock that the texts follow: `star:64:clock=blocks:8:min_p=0.02`.
 """
 
 from __future__ import annotations
@@ -8,20 +10,28 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..schedulers import MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler, TextDiffusionScheduler
+from ..schedulers import (
+    DraftVerifyScheduler,
+    MarkovChainScheduler,
+    ReverseODEScheduler,
+    ReverseSDEScheduler,
+    TextDiffusionScheduler,
+)
 
 
 ANCESTRAL = "ancestral"
 SCHEDULERS = {
-    scheduler.__name__: scheduler for scheduler in (MarkovChainScheduler, ReverseSDEScheduler, ReverseODEScheduler)
+    scheduler.__name__: scheduler
+    for scheduler in (MarkovChainScheduler, ReverseSDEScheduler, ReverseODEScheduler, DraftVerifyScheduler)
 }
 METHODS = {
     "star": MarkovChainScheduler,
     "chain": MarkovChainScheduler,
     "sde": ReverseSDEScheduler,
     "ode": ReverseODEScheduler,
+    "draft": DraftVerifyScheduler,
 }
-FORM = "method:steps or method:steps:option=value, with a method of star, chain, sde and ode; or ancestral"
+FORM = "method:steps or method:steps:option=value, with a method of star, chain, sde, ode and draft; or ancestral"
 
 
 @dataclass(frozen=True)
@@ -32,13 +42,15 @@ class Sampling:
         name: what the sampling is called beside its scores.
         scheduler: class of the scheduler; None for ancestral sampling from an autoregressive model.
         config: its settings; what is not named has the default of the class.
-        num_inference_steps: number of steps; None for ancestral sampling.
+        num_inference_steps: number of steps, of draft and verify the most calls; None for ancestral sampling.
+        clock: the clock that the texts follow; None for the model's own.
     """
 
     name: str
     scheduler: str | None
     config: Mapping[str, float | str] = field(default_factory=dict)
     num_inference_steps: int | None = None
+    clock: str | None = None
 
     def __post_init__(self):
         if (self.scheduler is None) != (self.num_inference_steps is None):
@@ -70,12 +82,18 @@ class Sampling:
             return cls(ANCESTRAL, None)
         if method not in METHODS or not parts or not parts[0].isdigit():
             raise ValueError(f"The sampling is {text!r}; it must be of the form {FORM}.")
-        config = {}
+        options, option = {}, None
         for part in parts[1:]:
-            option, sign, value = part.partition("=")
-            if not (option and sign and value):
+            name, sign, value = part.partition("=")
+            if option == "clock" and part and not sign:
+                # A clock has colons of its own.
+                options["clock"] += f":{part}"
+                continue
+            if not (name and sign and value):
                 raise ValueError(f"The sampling {text!r} has {part!r}, which is not of the form option=value.")
-            config[option] = _value(value)
+            option, options[name] = name, value
+        clock = options.pop("clock", None)
+        config = {name: _value(value) for name, value in options.items()}
         if method == "star":
             if "noise_fraction" in config:
                 raise ValueError(
@@ -86,9 +104,9 @@ class Sampling:
             raise ValueError(
                 f"The sampling is {text!r}, but a chain needs its noise_fraction: chain:{parts[0]}:noise_fraction=0.5."
             )
-        return cls(text, METHODS[method].__name__, config, int(parts[0]))
+        return cls(text, METHODS[method].__name__, config, int(parts[0]), clock)
 
-    def build(self) -> TextDiffusionScheduler:
+    def build(self) -> TextDiffusionScheduler | DraftVerifyScheduler:
         """A scheduler with these settings."""
         return SCHEDULERS[self.scheduler](**self.config)
 
@@ -98,11 +116,12 @@ class Sampling:
             "scheduler": self.scheduler,
             "config": dict(self.config),
             "num_inference_steps": self.num_inference_steps,
+            "clock": self.clock,
         }
 
 
-def _value(text: str) -> float | str:
+def _value(text: str) -> float | int | str:
     try:
-        return float(text)
+        return int(text) if text.isdigit() else float(text)
     except ValueError:
         return text

@@ -23,6 +23,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     config.model_type: config for config in (NFDMConfig, MuLANConfig, DiffusionLMConfig, AutoregressiveConfig)
 }
 ROCSTORIES = "rocstories"
+SCHEDULERS = ("MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler", "DraftVerifyScheduler")
 TRACKERS = ("none", "tensorboard", "wandb", "trackio", "all")
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 FREE_ON_RESUME = (
@@ -37,6 +38,8 @@ FREE_ON_RESUME = (
     "sampling_steps",
     "scheduler",
     "scheduler_config",
+    "frontier",
+    "frontier_samples",
     "report_to",
     "push_to_hub",
     "hub_model_id",
@@ -177,6 +180,12 @@ class TrainingArguments:
     sampling_steps: int = setting(64, "reporting", "steps of the sampler of a diffusion model")
     scheduler: str = setting("MarkovChainScheduler", "reporting", "scheduler that is released with a diffusion model")
     scheduler_config: dict = setting({}, "reporting", "its settings, as key=value")
+    frontier: dict = setting(
+        {},
+        "reporting",
+        "samplings to compare at the end, as name=sampling, such as few=star:16:clock=ramp:4",
+    )
+    frontier_samples: int = setting(200, "reporting", "texts of each of them")
     report_to: str = setting("none", "reporting", f"tracker: {', '.join(TRACKERS)}")
     save_plots: bool = setting(True, "reporting", "save plots as PNG at the end")
 
@@ -194,14 +203,11 @@ class TrainingArguments:
         if self.mixed_precision is not None:
             check_one_of("mixed_precision", self.mixed_precision, ("no", "fp16", "bf16"))
         check_one_of("report_to", self.report_to, TRACKERS)
-        check_one_of(
-            "scheduler", self.scheduler, ("MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler")
-        )
+        check_one_of("scheduler", self.scheduler, SCHEDULERS)
         positive = (
             "max_steps batch_size gradient_accumulation_steps learning_rate muon_learning_rate "
-            "time_sampler_learning_rate max_grad_norm checkpoint_every "
-            "log_every evaluate_every evaluation_texts evaluation_draws evaluation_batch_size sampling_steps "
-            "max_length final_samples"
+            "time_sampler_learning_rate max_grad_norm checkpoint_every frontier_samples log_every evaluate_every "
+            "evaluation_texts evaluation_draws evaluation_batch_size sampling_steps max_length final_samples"
         ).split()
         if self.forward_learning_rate is not None:
             positive.append("forward_learning_rate")
@@ -299,6 +305,7 @@ class TrainingArguments:
             "next_token_weight",
             "next_token_steps",
             "growth_steps",
+            "frontier",
             "forward_learning_rate",
             "context_warmup_steps",
             "scheduler_config",

@@ -38,8 +38,10 @@ class ModelFamily(Protocol):
         to `stop`.
         """
 
-    def likelihood(self, model: PreTrainedModel, rows: dict[str, Tensor], num_draws: int) -> LikelihoodEstimate:
-        """The likelihood of prepared texts, or a bound of it."""
+    def likelihood(
+        self, model: PreTrainedModel, rows: dict[str, Tensor], num_draws: int, clock: str | None = None
+    ) -> LikelihoodEstimate:
+        """The likelihood of prepared texts, or a bound of it, for a diffusion model along a clock."""
 
     def pipeline(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         """The pipeline that is released."""
@@ -104,7 +106,9 @@ class DiffusionFamily:
         shares = torch.tensor(list(clocks.values()), device=generator.device)
         return list(clocks)[torch.multinomial(shares, 1, generator=generator).item()]
 
-    def likelihood(self, model: TextDiffusionModel, rows: dict[str, Tensor], num_draws: int) -> LikelihoodEstimate:
+    def likelihood(
+        self, model: TextDiffusionModel, rows: dict[str, Tensor], num_draws: int, clock: str | None = None
+    ) -> LikelihoodEstimate:
         # The pilot would cost more than a small estimate. The model's own density follows the bound only where that is
         # the objective.
         small = len(rows["input_ids"]) * num_draws < SMALL_ESTIMATE and model.config.objective == "bound"
@@ -113,6 +117,7 @@ class DiffusionFamily:
             rows["input_ids"].long(),
             rows["num_tokens"],
             rows["num_chars"],
+            clock=clock,
             num_draws=num_draws,
             time_sampler="learned" if small else "pilot",
             batch_size=self.arguments.evaluation_batch_size,
@@ -157,7 +162,9 @@ class AutoregressiveFamily:
     ) -> Callable[[int, int], dict[str, Any]]:
         return lambda start, stop: {}
 
-    def likelihood(self, model: AutoregressiveModel, rows: dict[str, Tensor], num_draws: int) -> LikelihoodEstimate:
+    def likelihood(
+        self, model: AutoregressiveModel, rows: dict[str, Tensor], num_draws: int, clock: str | None = None
+    ) -> LikelihoodEstimate:
         return exact_likelihood(
             model,
             rows["input_ids"].long(),

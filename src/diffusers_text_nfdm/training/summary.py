@@ -16,6 +16,7 @@ from ..model_card import variant_name, write_model_card
 from ..pipelines.hub import create_repository, upload_pipeline
 from .arguments import TrainingArguments
 from .checkpoints import write_folder
+from .frontier import measure_frontier, render_frontier
 
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def finish(trainer: Trainer) -> dict:
         from ..stories import StoryGrammar
 
         summary["entropy"] = StoryGrammar().entropy()
+    if arguments.frontier:
+        summary["frontier"] = measure_frontier(trainer)
     report = render(summary, texts)
     if accelerator.is_main_process:
         write_folder(run / "pipeline", lambda folder: _write_release(trainer, folder, summary, report, texts))
@@ -138,6 +141,8 @@ def render(summary: dict, texts: list[str]) -> str:
             f"Of the grammar's {samples['tested_choices']} choices they make {samples['coverage']:.1%} as often as "
             "it does, by a test at 1%."
         )
+    if summary.get("frontier"):
+        lines += ["", render_frontier(summary["frontier"], summary.get("entropy"))]
     lines += ["", *(f"  {text}\n" for text in texts[:5]), f"Pipeline: {summary['pipeline']}"]
     return "\n".join(lines)
 

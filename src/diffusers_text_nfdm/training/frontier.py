@@ -1,0 +1,83 @@
+"""The frontier of a finished run: calls of the predictor against what the texts are worth, by ways of sampling."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..likelihood import exact_likelihood
+from ..metrics import story_language
+from ..metrics.sampling import Sampling
+from ..schedulers import DraftVerifyScheduler
+
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+def measure_frontier(trainer: Trainer) -> list[dict]:
+    """One row for each sampling of the settings: calls, validity, variety, speed, and the likelihood along its clock.
+
+    Draft and verify has the likelihood of the clean stream, which is exact; the others have a bound.
+    """
+    arguments, pipeline, rows, bounds = trainer.arguments, trainer.pipeline(), [], {}
+    pipeline.set_progress_bar_config(disable=True)
+    texts = trainer.data.validation_rows(2 * arguments.evaluation_texts)
+    for name, text in arguments.frontier.items():
+        sampling = Sampling.parse(text)
+        pipeline.scheduler = sampling.build()
+        verified = isinstance(pipeline.scheduler, DraftVerifyScheduler)
+        key = "clean stream" if verified else str(pipeline.model.clock(sampling.clock))
+        if key not in bounds:
+            estimate = (
+                exact_likelihood(pipeline.model, **texts)
+                if verified
+                else trainer.family.likelihood(trainer.released, texts, 2 * arguments.evaluation_draws, sampling.clock)
+            )
+            bounds[key] = estimate.nats_per_story
+        started = time.perf_counter()
+        output = pipeline(
+            arguments.frontier_samples,
+            sampling.num_inference_steps,
+            clock=sampling.clock,
+            batch_size=arguments.evaluation_batch_size,
+            generator=torch.Generator().manual_seed(arguments.seed),
+        )
+        seconds = time.perf_counter() - started
+        row = {
+            "name": name,
+            "sampling": text,
+            "clock": key,
+            "calls": output.calls.double().mean().item(),
+            "most_calls": output.num_function_evaluations,
+            "distinct": len(set(output.texts)) / len(output.texts),
+            "tokens_per_second": arguments.frontier_samples * trainer.data.mean_tokens / seconds,
+            "nats_per_text": bounds[key].value,
+            "nats_error": bounds[key].monte_carlo_error,
+            "texts": output.texts[:2],
+        }
+        if arguments.dataset == "stories":
+            scores = story_language(output.texts)
+            row |= {name: scores[name] for name in ("validity", "coverage", "tested_choices")}
+        rows.append(row)
+    return rows
+
+
+def render_frontier(rows: list[dict], entropy: float | None = None) -> str:
+    """The rows as a table."""
+    lines = [
+        f"{'sampling':26s}{'calls':>7s}{'(most)':>8s}{'valid':>8s}{'distinct':>10s}{'choices':>9s}"
+        f"{'nats':>16s}{'x truth':>9s}{'tokens/s':>10s}  along"
+    ]
+    for row in rows:
+        valid = f"{row['validity']:.1%}" if "validity" in row else "-"
+        choices = f"{row['coverage']:.1%}" if row.get("tested_choices") else "-"
+        nats = f"{row['nats_per_text']:.2f}" + (f" ± {row['nats_error']:.2f}" if row["nats_error"] else "")
+        ratio = f"{row['nats_per_text'] / entropy:.3f}" if entropy else "-"
+        lines.append(
+            f"{row['name']:26s}{row['calls']:7.1f}{row['most_calls']:8d}{valid:>8s}{row['distinct']:10.1%}{choices:>9s}"
+            f"{nats:>16s}{ratio:>9s}{row['tokens_per_second']:10.0f}  {row['clock']}"
+        )
+    return "\n".join(lines)
