@@ -14,7 +14,8 @@ help:
 	@echo "make test-slow  run the tests that take minutes, or need spaCy or ROCStories"
 	@echo "make quality    check the code with ruff; make style mends what can be mended"
 	@echo "make bench      measure speed and memory, side by side with a plain implementation"
-	@echo "make tables     the paper's tables: SCALE=tiny or study, or rocstories, rocstories-study, rocstories-blocks, rocstories-likelihood or paper with DATA=folder; OUTPUT=folder; goes on where it stopped"
+	@echo "make tables     the paper's tables: SCALE=tiny, or rocstories, rocstories-likelihood or paper with DATA=folder;"
+	@echo "                OUTPUT=folder; goes on where it stopped"
 
 $(VENV)/.installed: setup.py constraints.txt src/diffusers_text_nfdm/version.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
