@@ -30,7 +30,7 @@ setup(
     package_data={"diffusers_text_nfdm": ["**/*.yaml", "**/*.md", "py.typed"]},
     python_requires=">=3.10",
     install_requires=[
-        "torch>=2.6",
+        "torch>=2.9",
         "transformers>=5.0",
         "diffusers>=0.36",
         "datasets>=4.0",

@@ -1,5 +1,7 @@
 """Sampling along every clock, around known tokens, and what is refused."""
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -274,3 +276,12 @@ def test_blocks_need_the_two_stream_predictor():
         ValueError, match="The clock 'blocks:2' is one of blocks, .* `predictor` 'bert', not 'two_stream'"
     ):
         pipe(clock="blocks:2")
+
+
+def test_a_clock_that_the_model_was_not_trained_on_is_named():
+    pipe = make_pipeline("diffusion-lm", max_length=LENGTH, trained_clocks=["shared", "ramp:3"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipe(num_inference_steps=2, clock="ramp:3")
+    with pytest.warns(UserWarning, match="not trained on the clock 'ramp:5'.*shared, ramp:3"):
+        pipe(num_inference_steps=2, clock="ramp:5")

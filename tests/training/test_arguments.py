@@ -81,11 +81,17 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
         (["--config", "rocstories-nfdm", "--clocks", "shared=0.5", "ramp:2=0.4"], "must add up to 1, not 0.9"),
         (["--config", "rocstories-nfdm", "--clocks", "shared=0.5", "ramp:x=0.5"], "The clock is 'ramp:x'"),
         (["--config", "rocstories-nfdm", "--clocks", "shared=2", "ramp:2=-1"], "`clocks[ramp:2]`"),
-        (["--next_token_weight", "0"], "`next_token_steps` is 260; it needs a `next_token_weight` above 0"),
-        (["--cross_entropy_steps", "0"], "`growth_steps` is 520; it needs `cross_entropy_steps` above 0"),
+        (
+            ["--next_token_weight", "0", "--next_token_steps", "9"],
+            "`next_token_steps` is 9; it needs a `next_token_weight` above 0",
+        ),
+        (
+            ["--cross_entropy_steps", "0", "--growth_steps", "7"],
+            "`growth_steps` is 7; it needs `cross_entropy_steps` above 0",
+        ),
         (["--first_largest_time", "0"], "`first_largest_time` is 0.0; it must be in (0, 1]"),
         (
-            "--model_config prediction_type=embedding --cross_entropy_steps 0 --growth_steps 0".split(),
+            "--config rocstories-nfdm --scheduler_config prediction=tokens".split(),
             "`scheduler_config` has `prediction` 'tokens' with `prediction_type` 'embedding'",
         ),
         (["--masked_share", "1.5"], "`masked_share` is 1.5; it must be in [0, 1]"),

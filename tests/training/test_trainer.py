@@ -9,7 +9,7 @@ from runs import arguments, assert_close_weights, assert_same_run, averages, met
 
 from diffusers_text_nfdm import NFDMTextPipeline
 from diffusers_text_nfdm.models import TextDiffusionModel
-from diffusers_text_nfdm.training import Trainer, train
+from diffusers_text_nfdm.training import Trainer, signals, train
 from diffusers_text_nfdm.training import trainer as trainer_module
 from diffusers_text_nfdm.training.checkpoints import checkpoint_folders
 
@@ -132,10 +132,10 @@ def test_non_finite_gradient_is_not_stepped_on(data, tmp_path, monkeypatch):
 def test_signal_ends_the_run_with_a_checkpoint_and_only_a_later_one_kills(data, tmp_path, monkeypatch):
     trainer = Trainer(arguments(data, tmp_path / "run", checkpoint_every=100))
     step, killed = trainer._step, []
-    monkeypatch.setattr(trainer_module.os, "kill", lambda process, number: killed.append(number))
-    monkeypatch.setattr(trainer_module.signal, "SIG_DFL", signal.SIG_IGN)
+    monkeypatch.setattr(signals.os, "kill", lambda process, number: killed.append(number))
+    monkeypatch.setattr(signals.signal, "SIG_DFL", signal.SIG_IGN)
     clock = [0.0]
-    monkeypatch.setattr(trainer_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(signals.time, "monotonic", lambda: clock[0])
 
     def interrupted(batches):
         if trainer.progress.step == 2:

@@ -42,6 +42,7 @@ class TextDiffusionConfig(PreTrainedConfig):
         max_length: number of positions of every sequence, padding included.
         clock: the clock of the bound and of sampling, unless another one is given: see `clocks.py`. The paper's is
             `"shared"`.
+        trained_clocks: the clocks that the model was trained on, if that is known; sampling along another one warns.
         embedding_dim: dimension of the token embeddings, which is that of the latents z.
         embedding_sphere: embeddings are normalised to length `sqrt(embedding_dim)`, so that noise means the same for
             every word.
@@ -69,6 +70,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     vocab_size: int = 10767
     max_length: int = 64
     clock: str | dict = "shared"
+    trained_clocks: list | None = None
     embedding_dim: int = 128
     embedding_sphere: bool = False
     predictor: str = "bert"

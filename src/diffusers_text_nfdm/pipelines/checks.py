@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,17 +10,29 @@ import torch
 from torch import Tensor
 
 from ..checks import check_one_of, is_number
-from ..clocks import check_known
+from ..clocks import Clock, check_known
 from ..schedulers import DraftVerifyScheduler
 from ..tokenization import special_ids
 from .samples import check_samples, check_temperature
 
 
 if TYPE_CHECKING:
+    from ..models import TextDiffusionConfig
     from .pipeline_nfdm_text import NFDMTextPipeline
 
 
 OUTPUT_TYPES = ("text", "seq", "latent")
+
+
+def warn_of_untrained(config: TextDiffusionConfig, clock: Clock) -> None:
+    """Warn of a clock that is not among those that the model was trained on, if they are known."""
+    trained = config.trained_clocks
+    if trained and clock.to_config() not in trained:
+        warnings.warn(
+            f"The model was not trained on the clock {str(clock)!r}, along which it may write worse. It was trained on "
+            f"{', '.join(map(str, trained))}.",
+            stacklevel=3,
+        )
 
 
 def check_draft(pipeline: NFDMTextPipeline, **given: Any) -> None:

@@ -18,7 +18,7 @@ from ..models import Prediction, TextDiffusionModel, evaluation_mode
 from ..models.token_choice import select_tokens
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import DraftVerifyScheduler, TextDiffusionScheduler
-from .checks import check_call, check_draft
+from .checks import check_call, check_draft, warn_of_untrained
 from .draft_verify import write_verified
 from .hub import HubCheckpointMixin
 from .samples import decode_texts, sample_generators
@@ -181,6 +181,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             callback_on_step_end=callback_on_step_end,
         )
         clock = self.model.clock(clock)
+        warn_of_untrained(self.model.config, clock)
         if num_inference_steps is None and timesteps is None and not isinstance(self.scheduler, DraftVerifyScheduler):
             num_inference_steps = max(
                 64, self.model.config.max_length // (clock.block_size or self.model.config.max_length)

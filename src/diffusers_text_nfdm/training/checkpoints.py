@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -18,6 +19,20 @@ from .arguments import TrainingArguments
 SETTINGS_FILE = "training_arguments.json"
 TEMPORARY, TRASH = ".tmp", ".trash"
 _NAME = re.compile(r"checkpoint-(\d{8})$")
+
+
+@dataclass
+class Progress:
+    """Where a run is; part of every checkpoint."""
+
+    step: int = 0
+    best_bound: float = float("inf")
+
+    def state_dict(self) -> dict:
+        return {"step": self.step, "best_bound": self.best_bound}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.step, self.best_bound = state["step"], state["best_bound"]
 
 
 def checkpoint_folders(run: Path) -> list[Path]:

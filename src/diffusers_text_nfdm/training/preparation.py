@@ -134,6 +134,8 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
         eos_token_id=end,
         **arguments.model_config,
     )
+    if isinstance(config, TextDiffusionConfig):
+        config.trained_clocks = list(arguments.clocks) or [config.clock]
     model = MODELS[arguments.model_type](config)
     if not arguments.streaming:
         ids = data.train_ids()

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from ..networks.compilation import compile_layers
 from ..pipelines import NFDMTextPipelineOutput
 from .arguments import TrainingArguments
 from .batches import Partition, mix_seeds, training_batches
-from .checkpoints import SETTINGS_FILE, clear_leftovers, open_run, remove_old, write_folder
+from .checkpoints import SETTINGS_FILE, Progress, clear_leftovers, open_run, remove_old, write_folder
 from .families import model_family
 from .optimization import (
     ExponentialMovingAverage,
@@ -40,20 +39,6 @@ from .optimization import (
 from .preparation import TrainingData, build_model
 from .signals import StopSignal
 from .summary import finish, open_repository, with_error
-
-
-@dataclass
-class Progress:
-    """Where a run is; part of every checkpoint."""
-
-    step: int = 0
-    best_bound: float = float("inf")
-
-    def state_dict(self) -> dict:
-        return {"step": self.step, "best_bound": self.best_bound}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.step, self.best_bound = state["step"], state["best_bound"]
 
 
 class Trainer:
