@@ -67,8 +67,16 @@ def test_samplings_by_name():
     ode = Sampling.parse("ode:32:method=heun").build()
     assert isinstance(ode, ReverseODEScheduler) and ode.config.method == "heun"
     assert Sampling.parse("ancestral").to_dict() == {
-        "name": "ancestral", "scheduler": None, "config": {}, "num_inference_steps": None,
+        "name": "ancestral", "scheduler": None, "config": {}, "num_inference_steps": None, "clock": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("clock", ["shared", "ramp:2", "blocks:8", "blocks:8:random:2"])
+def test_a_clock_keeps_its_colons(clock):
+    sampling = Sampling.parse(f"star:64:clock={clock}:min_p=0.02")
+    assert sampling.clock == clock and sampling.build().config.min_p == 0.02
+    assert Sampling.parse(f"star:64:min_p=0.02:clock={clock}").clock == clock
+    assert Sampling.parse("star:64").clock is None
 
 
 @given(st.floats(0, 1), st.integers(1, 5000))

@@ -129,6 +129,29 @@ def test_non_finite_gradient_is_not_stepped_on(data, tmp_path, monkeypatch):
     assert [path.name for path in checkpoint_folders(trainer.run)] == ["checkpoint-00000002"]
 
 
+def test_steps_follow_the_clocks_of_the_mixture_and_begin_with_the_next_token(data, tmp_path, monkeypatch):
+    seen, forward = [], TextDiffusionModel.forward
+
+    def spy(self, *args, **options):
+        if self.training:
+            seen.append(options)
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(TextDiffusionModel, "forward", spy)
+    clocks = {"shared": 0.25, "random:2": 0.25, "blocks:8": 0.5}
+    settings = arguments(
+        data, tmp_path / "run", max_steps=40, evaluate_every=40, checkpoint_every=40, clocks=clocks,
+        next_token_weight=0.5, next_token_steps=4, sampling_steps=3,
+        model_config={"predictor": "two_stream", "prediction_type": "categorical", "clock": "blocks:8"},
+    )  # fmt: skip
+    train(settings)
+    assert all(options["next_token_only"] for options in seen[:4])
+    drawn = [str(options["clock"]) for options in seen[4:]]
+    assert len(drawn) == 36 and set(drawn) == set(clocks) and 10 <= drawn.count("blocks:8") <= 26
+    # Where the text is not in blocks the clean stream is not read.
+    assert [options["next_token_weight"] for options in seen[4:]] == [0.5 * (clock == "blocks:8") for clock in drawn]
+
+
 def test_signal_ends_the_run_with_a_checkpoint_and_only_a_later_one_kills(data, tmp_path, monkeypatch):
     trainer = Trainer(arguments(data, tmp_path / "run", checkpoint_every=100))
     step, killed = trainer._step, []

@@ -29,7 +29,7 @@ def warn_of_untrained(config: TextDiffusionConfig, clock: Clock) -> None:
     trained = config.trained_clocks
     if trained and clock.to_config() not in trained:
         warnings.warn(
-            f"The model was not trained on the clock {str(clock)!r}, along which it may write worse. It was trained on "
+            f"The model was not trained on the clock {str(clock)!r}, along which it may be worse. It was trained on "
             f"{', '.join(map(str, trained))}.",
             stacklevel=3,
         )

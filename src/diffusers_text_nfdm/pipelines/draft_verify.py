@@ -19,14 +19,14 @@ def write_verified(
     generators: list[torch.Generator],
     context: Tensor | None,
     max_calls: int | None = None,
-    on_call: Callable[[Tensor], None] = lambda tokens: None,
+    on_call: Callable[[Tensor, Tensor], None] = lambda tokens, written: None,
 ) -> tuple[Tensor, Tensor]:
     """Token ids `(batch, max_length)`, and how many calls of the predictor each text took.
 
     Args:
         generators: one per text; a text does not depend on the others.
         max_calls: a text that is not finished by then is cut off.
-        on_call: gets the texts with their drafts after every call.
+        on_call: gets the texts with their drafts and the number of tokens that are written, after every call.
     """
     config, n, device = model.config, len(generators), model.device
     length, size = config.max_length, scheduler.config.block_size
@@ -67,7 +67,7 @@ def write_verified(
         beyond = torch.arange(text.shape[1], device=device) >= written[:, None]
         ended = (text == config.eos_token_id) & ~beyond
         finished = finished | ended.any(1) | (written >= length)
-        on_call(text[:, :length])
+        on_call(text[:, :length], written.clamp_max(length))
         # Finished texts have no draft behind them, so that their places stay inside the text.
         text = torch.where(finished[:, None] & beyond, config.pad_token_id, text)
         written = torch.where(finished, written.clamp_max(length), written)

@@ -32,7 +32,8 @@ class NFDMTextPipelineOutput(BaseOutput):
         sequences: token ids `(num_samples, max_length)` (`"text"` and `"seq"`).
         latents: z_0 `(num_samples, max_length, dim)` (`"latent"`).
         trajectory: best tokens of every Ê, `(predictions, num_samples, max_length)`, when asked for.
-        trajectory_times: their global times u, `(predictions, num_samples)`.
+        trajectory_times: their global times u, `(predictions, num_samples)`; of draft and verify, the share of the
+            text that is to be written.
         num_function_evaluations: the most predictor calls that a sample took.
         calls: predictor calls that each sample took, `(num_samples,)`: two for each time with self-conditioning.
     """
@@ -286,10 +287,10 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self._write(batch, model.config.max_length, clock.block_size, options)
 
     def _write_verified(self, batch: _Batch, options: _Options) -> None:
-        def note(tokens: Tensor) -> None:
+        def note(tokens: Tensor, written: Tensor) -> None:
             if options.keep_trajectory:
                 batch.trajectory.append(tokens.cpu())
-                batch.times.append(torch.zeros(len(tokens)))
+                batch.times.append(1 - written.cpu() / tokens.shape[1])
             options.bar.update()
 
         batch.written, batch.calls = write_verified(

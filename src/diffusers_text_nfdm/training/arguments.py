@@ -230,18 +230,24 @@ class TrainingArguments:
         for name in ("ema_decay", "adam_beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in [0, 1).")
+        prediction_type = self.model_config.get("prediction_type", "embedding")
         if not 0 <= self.masked_share <= 1:
             raise ValueError(f"`masked_share` is {self.masked_share!r}; it must be in [0, 1].")
         if not 0 < self.first_largest_time <= 1:
             raise ValueError(f"`first_largest_time` is {self.first_largest_time!r}; it must be in (0, 1].")
         if self.growth_steps and not self.cross_entropy_steps:
             raise ValueError(f"`growth_steps` is {self.growth_steps}; it needs `cross_entropy_steps` above 0.")
+        two_stream = self.model_config.get("predictor") == "two_stream"
+        if self.next_token_weight and not (two_stream and prediction_type == "categorical"):
+            raise ValueError(
+                f"`next_token_weight` is {self.next_token_weight}; only the clean stream of `predictor` 'two_stream' with "
+                "`prediction_type` 'categorical' predicts the next token."
+            )
         if self.next_token_steps and not self.next_token_weight:
             raise ValueError(f"`next_token_steps` is {self.next_token_steps}; it needs a `next_token_weight` above 0.")
         self._check_clocks()
         if self.model_type == AutoregressiveConfig.model_type:
             self._check_autoregressive()
-        prediction_type = self.model_config.get("prediction_type", "embedding")
         if self.cross_entropy_steps and prediction_type != "categorical":
             raise ValueError(
                 f"`cross_entropy_steps` is {self.cross_entropy_steps} with `prediction_type` {prediction_type!r}; "
