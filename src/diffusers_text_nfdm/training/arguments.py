@@ -240,7 +240,7 @@ class TrainingArguments:
         two_stream = self.model_config.get("predictor") == "two_stream"
         if self.next_token_weight and not (two_stream and prediction_type == "categorical"):
             raise ValueError(
-                f"`next_token_weight` is {self.next_token_weight}; only the clean stream of `predictor` 'two_stream' with "
+                f"`next_token_weight` is {self.next_token_weight}; only the clean stream of 'two_stream' with "
                 "`prediction_type` 'categorical' predicts the next token."
             )
         if self.next_token_steps and not self.next_token_weight:
