@@ -49,6 +49,16 @@ def in_blocks(clock) -> bool:
     return isinstance(clock, str) and clock.startswith("blocks") and clock != f"blocks:{LENGTH}"
 
 
+def combinations(schedulers):
+    """Pairs of a scheduler and a clock; the adaptive method is not for blocks."""
+    return [
+        (scheduler, clock)
+        for scheduler in schedulers
+        for clock in CLOCKS
+        if scheduler != "adaptive" or not in_blocks(clock)
+    ]
+
+
 @pytest.fixture(scope="module")
 def pipelines():
     return {name: make_pipeline(name, **TWO_STREAM) for name in MODELS}
@@ -141,13 +151,12 @@ def test_every_text_has_a_random_order_of_its_own(pipelines):
 # --- what a sample depends on ---
 
 
-@pytest.mark.parametrize("scheduler", ["chain", "tokens", "sde", "heun", "adaptive"])
-@pytest.mark.parametrize("clock", CLOCKS, ids=str)
+@pytest.mark.parametrize(
+    "scheduler, clock",
+    # An adaptive step that differs by a rounding meets the corners of the steepest ramp elsewhere.
+    [pair for pair in combinations(["chain", "tokens", "sde", "heun", "adaptive"]) if pair != ("adaptive", "ramp:50")],
+)
 def test_a_sample_does_not_depend_on_its_batch(clock, scheduler):
-    if scheduler == "adaptive" and in_blocks(clock):
-        pytest.skip("the adaptive method is not for blocks")
-    if scheduler == "adaptive" and clock == "ramp:50":
-        pytest.skip("a step that differs by a rounding meets the corners of so steep a ramp elsewhere")
     pipe = make_pipeline("mulan", SCHEDULERS[scheduler](), torch.float64, **TWO_STREAM)
     ids, known = torch.randint(VOCAB, (4, LENGTH), generator=seeded(1)), torch.zeros(4, LENGTH, dtype=torch.bool)
     known[:, 1], known[2, 4] = True, True
@@ -187,11 +196,8 @@ def test_known_tokens_come_back_as_they_are(pipelines, data):
         assert all(torch.equal(tokens[known], ids[known]) for tokens in output.trajectory)
 
 
-@pytest.mark.parametrize("clock", CLOCKS, ids=str)
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler, clock", combinations(SCHEDULERS))
 def test_latents_of_known_tokens_are_clean_from_the_first_step_on(pipelines, scheduler, clock):
-    if scheduler == "adaptive" and in_blocks(clock):
-        pytest.skip("the adaptive method is not for blocks")
     pipe, seen = pipelines["diffusion-lm"], []
     pipe.scheduler, model = SCHEDULERS[scheduler](), pipe.model
     ids = torch.randint(VOCAB, (2, LENGTH), generator=seeded(1))

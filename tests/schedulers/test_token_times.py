@@ -1,5 +1,7 @@
 """Tokens with times of their own: those that stand still do not move, and the others arrive where they should."""
 
+from itertools import product
+
 import pytest
 import torch
 from gaussian_data import GaussianData, order_of_convergence
@@ -105,11 +107,12 @@ def test_known_tokens_stay_as_they_are_bit_for_bit(name, scheduler_name, clock_n
     assert (z[~known] != first[~known]).all() and torch.isfinite(z).all()
 
 
-@pytest.mark.parametrize("scheduler_name", SCHEDULERS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name, scheduler_name",
+    # NFDM has no signal-to-noise ratio.
+    [pair for pair in product(MODELS, SCHEDULERS) if pair[1] != "ancestral" or pair[0] in VARIANCE_PRESERVING],
+)
 def test_a_ramp_of_width_zero_is_the_shared_clock(name, scheduler_name):
-    if scheduler_name == "ancestral" and name not in VARIANCE_PRESERVING:
-        pytest.skip("NFDM has no signal-to-noise ratio")
     runs = []
     for clock in (RampClock(0), SharedClock()):
         runs.append([z for z, _ in states(name, SCHEDULERS[scheduler_name](), BatchClock(clock, SIX), num_steps=5)])
