@@ -71,6 +71,10 @@ def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None)
         whole.axhline(entropy, color="#cc3311", linestyle="--", linewidth=1.2, label=f"entropy, {entropy:.2f} nats")
     whole.set(xlabel="step", ylabel="nats per text", title="Bound on −log p(x)")
     log_scale(whole)
+    # A batch may see next to nothing move, along a steep clock.
+    validated = [entry["validation/bound"] for entry in metrics if entry.get("validation/bound")]
+    if validated:
+        whole.set_ylim(bottom=0.8 * min([*validated, *([] if entropy is None else [entropy])]))
     whole.legend()
     if not named:
         return figure
