@@ -3,7 +3,7 @@
 import pytest
 import torch
 from scipy.stats import chisquare
-from tiny import make_model, make_pipeline, seeded
+from tiny import logged_warnings, make_model, make_pipeline, seeded
 
 from diffusers_text_nfdm import DraftVerifyScheduler, MarkovChainScheduler
 from diffusers_text_nfdm.models.token_choice import draw_from
@@ -86,10 +86,12 @@ def test_a_text_that_is_not_finished_is_cut_off():
 
 def test_schedulers_are_exchanged_by_their_configs():
     pipe = two_stream_pipeline()
-    pipe.scheduler = MarkovChainScheduler.from_config(pipe.scheduler.config, prediction="tokens")
-    assert len(pipe(2, 4, generator=seeded(0)).texts) == 2
-    pipe.scheduler = DraftVerifyScheduler.from_config(pipe.scheduler.config)
-    assert len(pipe(2, generator=seeded(0)).texts) == 2
+    with logged_warnings() as messages:
+        pipe.scheduler = MarkovChainScheduler.from_config(pipe.scheduler.config, prediction="tokens")
+        assert len(pipe(2, 4, generator=seeded(0)).texts) == 2
+        pipe.scheduler = DraftVerifyScheduler.from_config(pipe.scheduler.config)
+        assert len(pipe(2, generator=seeded(0)).texts) == 2
+    assert messages == []
 
 
 @pytest.mark.parametrize(

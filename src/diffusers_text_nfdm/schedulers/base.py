@@ -58,9 +58,9 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
     @classmethod
     def _get_compatibles(cls) -> list[type]:
         # diffusers looks for compatible schedulers among its own only.
-        from . import MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler
+        from . import DraftVerifyScheduler, MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler
 
-        return [MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler]
+        return [MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler, DraftVerifyScheduler]
 
     def scale_model_input(self, sample: Tensor, timestep: Tensor | float | None = None) -> Tensor:
         """The predictor takes z as it is."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..checks import is_number
 from ..models.token_choice import draw_from, token_probabilities
+from .base import TextDiffusionScheduler
 
 
 class Verdict(NamedTuple):
@@ -53,6 +54,10 @@ class DraftVerifyScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError(f"`temperature` is {temperature!r}; it must be a number above 0.")
         if not is_number(min_p) or not 0 <= min_p < 1:
             raise ValueError(f"`min_p` is {min_p!r}; it must be a number in [0, 1).")
+
+    @classmethod
+    def _get_compatibles(cls) -> list[type]:
+        return TextDiffusionScheduler._get_compatibles()
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The distribution that tokens are drawn from."""
