@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..models import TextDiffusionModel
+from ..models import Prediction, TextDiffusionModel
 from ..models.token_choice import draw_from
 from ..networks.two_stream_predictor import Places
 from ..schedulers import DraftVerifyScheduler
@@ -49,7 +49,7 @@ def write_verified(
         after = (written[:, None] - 1 + offsets).clamp_max(length - 1)
         starts = (written[:, None] + offsets)[..., None].expand(-1, -1, size)
         places = Places((starts + offsets).flatten(1).clamp_max(length), starts.flatten(1))
-        p = scheduler.probabilities(_logits(model.next_token_factors(states[rows[:, None], after])))
+        p = scheduler.probabilities(Prediction(factors=model.next_token_factors(states[rows[:, None], after])).logits)
         if q is None:
             accepted, token = torch.zeros_like(written), draw_from(p[:, 0], uniforms[:, 0])
         else:
@@ -75,8 +75,3 @@ def write_verified(
     text = text.masked_fill(beyond, config.pad_token_id)[:, :length]
     after_end = (text == config.eos_token_id).cumsum(1) - (text == config.eos_token_id).long() > 0
     return text.masked_fill(after_end, config.pad_token_id), calls
-
-
-def _logits(factors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    states, weight, bias = factors
-    return states @ weight.T + bias
