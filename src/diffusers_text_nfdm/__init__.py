@@ -4,10 +4,23 @@
 from diffusers import SchedulerMixin  # noqa: F401
 from transformers import PreTrainedModel, PreTrainedTokenizerFast  # noqa: F401
 
-from .baseline import AutoregressiveConfig, AutoregressiveModel, AutoregressivePipeline
+from .baseline import (
+    AutoregressiveConfig,
+    AutoregressiveModel,
+    AutoregressivePipeline,
+    MaskedDiffusionConfig,
+    MaskedDiffusionModel,
+    MaskedDiffusionPipeline,
+)
 from .clocks import BlockClock, Clock, RampClock, SharedClock
 from .data import load_text_dataset, prepare_dataset
-from .likelihood import LikelihoodEstimate, estimate_likelihood, exact_likelihood, importance_weighted_bound
+from .likelihood import (
+    LikelihoodEstimate,
+    estimate_likelihood,
+    exact_likelihood,
+    importance_weighted_bound,
+    masked_likelihood,
+)
 from .models import (
     DiffusionLMConfig,
     DiffusionLMModel,
@@ -42,6 +55,9 @@ __all__ = [
     "DraftVerifyScheduler",
     "LikelihoodEstimate",
     "MarkovChainScheduler",
+    "MaskedDiffusionConfig",
+    "MaskedDiffusionModel",
+    "MaskedDiffusionPipeline",
     "MuLANConfig",
     "MuLANModel",
     "NFDMConfig",
@@ -62,5 +78,6 @@ __all__ = [
     "exact_likelihood",
     "importance_weighted_bound",
     "load_text_dataset",
+    "masked_likelihood",
     "prepare_dataset",
 ]

@@ -1,5 +1,6 @@
 from .estimation import estimate_likelihood, exact_likelihood
 from .importance_weighting import importance_weighted_bound
+from .masked_diffusion import masked_likelihood
 from .quantities import UNITS, LikelihoodEstimate, Quantity
 
 
@@ -10,4 +11,5 @@ __all__ = [
     "estimate_likelihood",
     "exact_likelihood",
     "importance_weighted_bound",
+    "masked_likelihood",
 ]

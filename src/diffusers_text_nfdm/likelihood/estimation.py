@@ -22,7 +22,7 @@ from .time_fitting import fit_times
 
 
 if TYPE_CHECKING:
-    from ..baseline import AutoregressiveModel
+    from ..baseline import AutoregressiveModel, MaskedDiffusionModel
 
 
 TIME_SAMPLERS = ("pilot", "learned")
@@ -60,7 +60,7 @@ def estimate_likelihood(
         time_sampler: density of the global times: `"pilot"`, fitted to the diffusion term in a short run of its own,
             or `"learned"`, the model's own.
     """
-    input_ids, tokens, chars = _texts(model, input_ids, num_tokens, num_chars, batch_size)
+    input_ids, tokens, chars = prepared_texts(model, input_ids, num_tokens, num_chars, batch_size)
     positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
     clock = model.clock(clock)
     if known is not None:
@@ -68,7 +68,7 @@ def estimate_likelihood(
         if chars is not None:
             raise ValueError("`num_chars` is of whole texts; with `known` tokens leave it out.")
         positions = (~known).sum(1).double()
-        tokens = None if tokens is None else _unknown_tokens(known, tokens)
+        tokens = None if tokens is None else unknown_tokens(known, tokens)
     if num_draws < 2 or num_draws % 2:
         raise ValueError(f"`num_draws` is {num_draws}; it must be an even number of at least 2.")
     if time_sampler not in TIME_SAMPLERS:
@@ -105,7 +105,7 @@ def estimate_likelihood(
 
 @torch.no_grad()
 def exact_likelihood(
-    model: AutoregressiveModel | TextDiffusionModel,
+    model: AutoregressiveModel | MaskedDiffusionModel | TextDiffusionModel,
     input_ids: Tensor | Sequence[Sequence[int]],
     num_tokens: Tensor | Sequence[int] | None = None,
     num_chars: Tensor | Sequence[int] | None = None,
@@ -116,16 +116,18 @@ def exact_likelihood(
     """`-log p(x)` of an autoregressive model over a dataset, in the units of `estimate_likelihood`, without
     Monte-Carlo error.
 
-    Of a diffusion model with two streams it is that of the clean stream, START given.
+    Of a diffusion model with two streams, and of masked diffusion, it is that of the clean stream, START given.
 
     Args:
         input_ids: `(texts, max_length)`, padding included.
         num_tokens: real tokens of each text, for the units per token.
         num_chars: characters of each raw text, for bits per character.
     """
-    input_ids, tokens, chars = _texts(model, input_ids, num_tokens, num_chars, batch_size)
-    diffusion = isinstance(model, TextDiffusionModel)
-    if diffusion and not (model.predictor.reads_tokens and model.config.predictor == "two_stream"):
+    input_ids, tokens, chars = prepared_texts(model, input_ids, num_tokens, num_chars, batch_size)
+    two_streams = hasattr(model, "clean_stream")
+    if isinstance(model, TextDiffusionModel) and not (
+        model.predictor.reads_tokens and model.config.predictor == "two_stream"
+    ):
         raise ValueError(
             "Only the clean stream of `predictor` 'two_stream' with `prediction_type` 'categorical' has an exact "
             "likelihood; this "
@@ -135,7 +137,7 @@ def exact_likelihood(
     with evaluation_mode(model), tqdm(total=len(input_ids), desc="likelihood", disable=not progress) as bar:
         for batch in input_ids.split(batch_size):
             batch = batch.to(model.device)
-            if diffusion:
+            if two_streams:
                 values = model.clean_stream(batch, None, next_token=True)[1].sum(-1)
             else:
                 values = model(batch).bound
@@ -155,7 +157,7 @@ def exact_likelihood(
     return in_units({"autoregressive": halves}, positions, tokens, chars, len(input_ids), protocol)
 
 
-def _texts(
+def prepared_texts(
     model: PreTrainedModel,
     input_ids: Tensor | Sequence[Sequence[int]],
     num_tokens: Tensor | Sequence[int] | None,
@@ -177,7 +179,7 @@ def _texts(
     return input_ids, tokens, chars
 
 
-def _unknown_tokens(known: Tensor, tokens: Tensor) -> Tensor:
+def unknown_tokens(known: Tensor, tokens: Tensor) -> Tensor:
     """Real tokens of each text, which follow START, without the known ones."""
     positions = torch.arange(known.shape[1])
     real = (positions >= 1) & (positions <= tokens[:, None])

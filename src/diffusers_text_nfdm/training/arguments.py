@@ -12,15 +12,17 @@ from typing import Any
 import yaml
 from transformers import PreTrainedConfig
 
-from ..baseline import AutoregressiveConfig
+from ..baseline import AutoregressiveConfig, MaskedDiffusionConfig
 from ..checks import check_one_of, check_positive
 from ..clocks import make_clock
 from ..models import DiffusionLMConfig, MuLANConfig, NFDMConfig
+from .baseline_checks import check_baseline
 from .recipe_files import DEFAULT_RECIPE, read_config, scalar, suggest
 
 
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
-    config.model_type: config for config in (NFDMConfig, MuLANConfig, DiffusionLMConfig, AutoregressiveConfig)
+    config.model_type: config
+    for config in (NFDMConfig, MuLANConfig, DiffusionLMConfig, AutoregressiveConfig, MaskedDiffusionConfig)
 }
 ROCSTORIES = "rocstories"
 SCHEDULERS = ("MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler", "DraftVerifyScheduler")
@@ -63,7 +65,7 @@ def setting(default: Any, group: str, help: str) -> Any:
 class TrainingArguments:
     """Settings of a run, grouped by purpose. `--help` shows them all."""
 
-    model_type: str = setting("nfdm", "model", "nfdm, mulan, diffusion_lm, or the baseline autoregressive")
+    model_type: str = setting("nfdm", "model", "nfdm, mulan, diffusion_lm, or a baseline: autoregressive, masked")
     model_config: dict = setting(
         {}, "model", "fields of the model's configuration, as key=value; the rest keep their defaults"
     )
@@ -230,14 +232,15 @@ class TrainingArguments:
         for name in ("ema_decay", "adam_beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in [0, 1).")
-        prediction_type = self.model_config.get("prediction_type", "embedding")
+        masked_diffusion = self.model_type == MaskedDiffusionConfig.model_type
+        prediction_type = self.model_config.get("prediction_type", "categorical" if masked_diffusion else "embedding")
         if not 0 <= self.masked_share <= 1:
             raise ValueError(f"`masked_share` is {self.masked_share!r}; it must be in [0, 1].")
         if not 0 < self.first_largest_time <= 1:
             raise ValueError(f"`first_largest_time` is {self.first_largest_time!r}; it must be in (0, 1].")
         if self.growth_steps and not self.cross_entropy_steps:
             raise ValueError(f"`growth_steps` is {self.growth_steps}; it needs `cross_entropy_steps` above 0.")
-        two_stream = self.model_config.get("predictor") == "two_stream"
+        two_stream = masked_diffusion or self.model_config.get("predictor") == "two_stream"
         if self.next_token_weight and not (two_stream and prediction_type == "categorical"):
             raise ValueError(
                 f"`next_token_weight` is {self.next_token_weight}; only the clean stream of 'two_stream' with "
@@ -246,8 +249,7 @@ class TrainingArguments:
         if self.next_token_steps and not self.next_token_weight:
             raise ValueError(f"`next_token_steps` is {self.next_token_steps}; it needs a `next_token_weight` above 0.")
         self._check_clocks()
-        if self.model_type == AutoregressiveConfig.model_type:
-            self._check_autoregressive()
+        check_baseline(self)
         if self.cross_entropy_steps and prediction_type != "categorical":
             raise ValueError(
                 f"`cross_entropy_steps` is {self.cross_entropy_steps} with `prediction_type` {prediction_type!r}; "
@@ -286,7 +288,7 @@ class TrainingArguments:
     def min_sampling_steps(self) -> int:
         """Steps that sampling takes at least: one for each block of a text."""
         clock = make_clock(self.model_config.get("clock", "shared"), self.max_length)
-        return self.max_length // (clock.block_size or self.max_length)
+        return self.max_length // (self.model_config.get("block_size") or clock.block_size or self.max_length)
 
     def _check_clocks(self) -> None:
         for clock, share in self.clocks.items():
@@ -297,30 +299,10 @@ class TrainingArguments:
                 f"`clocks` is {self.clocks}; the shares must add up to 1, not {sum(self.clocks.values()):g}."
             )
         if self.model_type != AutoregressiveConfig.model_type and self.sampling_steps < self.min_sampling_steps:
+            along = f"along the clock {self.model_config['clock']!r}" if "clock" in self.model_config else "in blocks"
             raise ValueError(
-                f"`sampling_steps` is {self.sampling_steps}; along the clock {self.model_config['clock']!r} texts "
-                "take at least "
-                f"{self.min_sampling_steps}."
+                f"`sampling_steps` is {self.sampling_steps}; {along} texts take at least {self.min_sampling_steps}."
             )
-
-    def _check_autoregressive(self) -> None:
-        for name in (
-            "cross_entropy_steps",
-            "masked_share",
-            "clocks",
-            "next_token_weight",
-            "next_token_steps",
-            "growth_steps",
-            "frontier",
-            "forward_learning_rate",
-            "context_warmup_steps",
-            "scheduler_config",
-        ):
-            if getattr(self, name):
-                raise ValueError(
-                    f"`{name}` is {getattr(self, name)!r}, but it is for diffusion models; with `model_type` "
-                    "'autoregressive' leave it out."
-                )
 
     def check_data(self) -> None:
         """Whether the texts can be those of the dataset that is meant."""

@@ -10,8 +10,16 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import schedulers
-from ..baseline import AutoregressiveConfig, AutoregressiveModel, AutoregressivePipeline
-from ..likelihood import LikelihoodEstimate, estimate_likelihood, exact_likelihood
+from ..baseline import (
+    AutoregressiveConfig,
+    AutoregressiveModel,
+    AutoregressivePipeline,
+    MaskedDiffusionConfig,
+    MaskedDiffusionModel,
+    MaskedDiffusionPipeline,
+)
+from ..clocks import make_clock
+from ..likelihood import LikelihoodEstimate, estimate_likelihood, exact_likelihood, masked_likelihood
 from ..models import TextDiffusionModel
 from ..pipelines import NFDMTextPipeline, NFDMTextPipelineOutput
 from ..time_samplers import BucketTimeSampler
@@ -43,6 +51,9 @@ class ModelFamily(Protocol):
     ) -> LikelihoodEstimate:
         """The likelihood of prepared texts, or a bound of it, for a diffusion model along a clock."""
 
+    def along(self, model: PreTrainedModel, clock: str | None = None) -> str:
+        """What the likelihood along a clock is that of, by name."""
+
     def pipeline(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         """The pipeline that is released."""
 
@@ -70,7 +81,7 @@ class DiffusionFamily:
         batch_size, length = arguments.batch_size, model.config.max_length
         draws = model.draw(batch_size, generator, device)
         warmup = arguments.context_warmup_steps
-        clock = model.clock(self._draw_clock(generator))
+        clock = model.clock(draw_clock(arguments, generator))
         shared = {
             "clock": clock,
             "context_weight": min(1.0, (step + 1) / warmup) if warmup else 1.0,
@@ -80,7 +91,7 @@ class DiffusionFamily:
         masked = None
         if (step + 1) % (arguments.cross_entropy_steps + 1):
             shared["cross_entropy"] = True
-            draws.uniforms = draws.uniforms * self._largest_time(step)
+            draws.uniforms = draws.uniforms * largest_time(arguments, step)
             if arguments.masked_share:
                 masked = torch.rand(batch_size, length, generator=generator, device=device) < arguments.masked_share
 
@@ -89,22 +100,6 @@ class DiffusionFamily:
             return {"draws": draws.slice(start, stop), **shared, **rows}
 
         return options
-
-    def _largest_time(self, step: int) -> float:
-        """Grows linearly to 1 after the steps on the next token alone."""
-        arguments = self.arguments
-        if not arguments.growth_steps:
-            return 1.0
-        first, grown = arguments.first_largest_time, (step - arguments.next_token_steps) / arguments.growth_steps
-        return min(1.0, first + (1 - first) * grown)
-
-    def _draw_clock(self, generator: torch.Generator) -> str | None:
-        """One of the mixture's clocks; `None` for the model's own."""
-        clocks = self.arguments.clocks
-        if not clocks:
-            return None
-        shares = torch.tensor(list(clocks.values()), device=generator.device)
-        return list(clocks)[torch.multinomial(shares, 1, generator=generator).item()]
 
     def likelihood(
         self, model: TextDiffusionModel, rows: dict[str, Tensor], num_draws: int, clock: str | None = None
@@ -123,6 +118,9 @@ class DiffusionFamily:
             batch_size=self.arguments.evaluation_batch_size,
             seed=self.arguments.seed,
         )
+
+    def along(self, model: TextDiffusionModel, clock: str | None = None) -> str:
+        return str(model.clock(clock))
 
     def pipeline(self, model: TextDiffusionModel, tokenizer: PreTrainedTokenizerBase) -> NFDMTextPipeline:
         scheduler = getattr(schedulers, self.arguments.scheduler)(**self.arguments.scheduler_config)
@@ -173,6 +171,9 @@ class AutoregressiveFamily:
             batch_size=self.arguments.evaluation_batch_size,
         )
 
+    def along(self, model: AutoregressiveModel, clock: str | None = None) -> str:
+        return "left to right"
+
     def pipeline(self, model: AutoregressiveModel, tokenizer: PreTrainedTokenizerBase) -> AutoregressivePipeline:
         return AutoregressivePipeline(model, tokenizer)
 
@@ -185,7 +186,96 @@ class AutoregressiveFamily:
         return {}
 
 
+class MaskedFamily:
+    """Masked diffusion: a bound for random masks. Of a clock only the blocks matter."""
+
+    quantity = "bound"
+
+    def __init__(self, arguments: TrainingArguments):
+        self.arguments = arguments
+
+    def forward_options(
+        self, model: MaskedDiffusionModel, step: int, generator: torch.Generator
+    ) -> Callable[[int, int], dict[str, Any]]:
+        arguments = self.arguments
+        if step < arguments.next_token_steps:
+            return lambda start, stop: {"next_token_weight": 1.0, "next_token_only": True}
+        draws = model.draw(arguments.batch_size, generator, generator.device)
+        size = self._block_size(model, draw_clock(arguments, generator))
+        weighted = (step + 1) % (arguments.cross_entropy_steps + 1) == 0
+        shared = {
+            "block_size": size,
+            "weighted": weighted,
+            "largest_share": 1.0 if weighted else largest_time(arguments, step),
+            # Where the text is not in blocks, the clean stream would be read for this alone.
+            "next_token_weight": 0.0 if size == model.config.max_length else arguments.next_token_weight,
+        }
+        return lambda start, stop: {"draws": draws.slice(start, stop), **shared}
+
+    def _block_size(self, model: MaskedDiffusionModel, clock: str | None) -> int:
+        """Tokens of a block, along a clock or by the model's config."""
+        length = model.config.max_length
+        if clock is None:
+            return model.config.block_size or length
+        return make_clock(clock, length).block_size or length
+
+    def likelihood(
+        self, model: MaskedDiffusionModel, rows: dict[str, Tensor], num_draws: int, clock: str | None = None
+    ) -> LikelihoodEstimate:
+        return masked_likelihood(
+            model,
+            rows["input_ids"].long(),
+            rows["num_tokens"],
+            rows["num_chars"],
+            block_size=self._block_size(model, clock),
+            num_draws=num_draws,
+            batch_size=self.arguments.evaluation_batch_size,
+            seed=self.arguments.seed,
+        )
+
+    def along(self, model: MaskedDiffusionModel, clock: str | None = None) -> str:
+        size = self._block_size(model, clock)
+        return "masks, whole text" if size == model.config.max_length else f"masks in blocks of {size}"
+
+    def pipeline(self, model: MaskedDiffusionModel, tokenizer: PreTrainedTokenizerBase) -> MaskedDiffusionPipeline:
+        return MaskedDiffusionPipeline(model, tokenizer)
+
+    def generate(
+        self, pipeline: MaskedDiffusionPipeline, num_samples: int, generator: torch.Generator
+    ) -> NFDMTextPipelineOutput:
+        arguments = self.arguments
+        return pipeline(
+            num_samples,
+            arguments.sampling_steps,
+            batch_size=arguments.evaluation_batch_size,
+            generator=generator,
+            **arguments.scheduler_config,
+        )
+
+    def figures(self, model: MaskedDiffusionModel, input_ids: Tensor) -> dict[str, Figure]:
+        return {}
+
+
+def draw_clock(arguments: TrainingArguments, generator: torch.Generator) -> str | None:
+    """One of the mixture's clocks; `None` for the model's own."""
+    clocks = arguments.clocks
+    if not clocks:
+        return None
+    shares = torch.tensor(list(clocks.values()), device=generator.device)
+    return list(clocks)[torch.multinomial(shares, 1, generator=generator).item()]
+
+
+def largest_time(arguments: TrainingArguments, step: int) -> float:
+    """Grows linearly to 1 after the steps on the next token alone."""
+    if not arguments.growth_steps:
+        return 1.0
+    first, grown = arguments.first_largest_time, (step - arguments.next_token_steps) / arguments.growth_steps
+    return min(1.0, first + (1 - first) * grown)
+
+
+FAMILIES = {AutoregressiveConfig.model_type: AutoregressiveFamily, MaskedDiffusionConfig.model_type: MaskedFamily}
+
+
 def model_family(arguments: TrainingArguments) -> ModelFamily:
     """The family of the model that the settings name."""
-    autoregressive = arguments.model_type == AutoregressiveConfig.model_type
-    return AutoregressiveFamily(arguments) if autoregressive else DiffusionFamily(arguments)
+    return FAMILIES.get(arguments.model_type, DiffusionFamily)(arguments)

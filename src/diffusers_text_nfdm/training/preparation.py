@@ -8,7 +8,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..baseline import AutoregressiveModel
+from ..baseline import AutoregressiveModel, MaskedDiffusionConfig, MaskedDiffusionModel
+from ..clocks import make_clock
 from ..data import load_text_dataset, prepare_dataset
 from ..models import (
     DiffusionLMModel,
@@ -24,7 +25,8 @@ from .arguments import CONFIGS, TrainingArguments
 
 
 MODELS = {
-    model.config_class.model_type: model for model in (NFDMModel, MuLANModel, DiffusionLMModel, AutoregressiveModel)
+    model.config_class.model_type: model
+    for model in (NFDMModel, MuLANModel, DiffusionLMModel, AutoregressiveModel, MaskedDiffusionModel)
 }
 # Enough texts for a vocabulary, where they come as a stream.
 VOCABULARY_TEXTS = 100_000
@@ -136,6 +138,9 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
     )
     if isinstance(config, TextDiffusionConfig):
         config.trained_clocks = list(arguments.clocks) or [config.clock]
+    if isinstance(config, MaskedDiffusionConfig):
+        sizes = [make_clock(clock, arguments.max_length).block_size for clock in arguments.clocks]
+        config.trained_block_sizes = list(dict.fromkeys(sizes)) or [config.block_size]
     model = MODELS[arguments.model_type](config)
     if not arguments.streaming:
         ids = data.train_ids()
@@ -148,7 +153,8 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
             model.set_embeddings(cooccurrence_embeddings(some, len(tokenizer), dim, seed=arguments.seed))
         # An untrained categorical model knows the frequencies, and most of its bound is already where it will be
         # learned.
-        if getattr(config, "prediction_type", None) == "categorical" and config.time_sampler == "buckets":
+        diffusion = isinstance(config, TextDiffusionConfig) and config.prediction_type == "categorical"
+        if diffusion and config.time_sampler == "buckets":
             _start_time_sampler(model, ids)
     if arguments.gradient_checkpointing:
         model.gradient_checkpointing_enable()

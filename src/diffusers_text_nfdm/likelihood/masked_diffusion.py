@@ -1,0 +1,91 @@
+"""The likelihood of texts under masked diffusion: its any-order bound over a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..models import evaluation_mode
+from ..version import __version__
+from .estimation import prepared_texts, unknown_tokens
+from .quantities import LikelihoodEstimate, in_units
+
+
+if TYPE_CHECKING:
+    from ..baseline import MaskedDiffusionModel
+
+
+@torch.no_grad()
+def masked_likelihood(
+    model: MaskedDiffusionModel,
+    input_ids: Tensor | Sequence[Sequence[int]],
+    num_tokens: Tensor | Sequence[int] | None = None,
+    num_chars: Tensor | Sequence[int] | None = None,
+    *,
+    block_size: int | None = None,
+    known: Tensor | None = None,
+    num_draws: int = 8,
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: bool = False,
+) -> LikelihoodEstimate:
+    """Estimate the any-order bound of `-log p(x)` over a dataset, in the units of `estimate_likelihood`.
+
+    Each text gets `num_draws` masks in two independent halves. Within a half the numbers of hidden tokens are
+    stratified, so the half-difference of a text is an unbiased measure of its Monte-Carlo error.
+
+    Args:
+        input_ids: `(texts, max_length)`, padding included.
+        num_tokens: real tokens of each text, for the units per token.
+        num_chars: characters of each raw text, for bits per character.
+        block_size: tokens of a block, instead of the model's own; `max_length` is the whole text.
+        known: `(texts, max_length)`, tokens that are given. The bound is that of the others, over which units are
+            counted.
+        num_draws: masks per text, an even number.
+    """
+    input_ids, tokens, chars = prepared_texts(model, input_ids, num_tokens, num_chars, batch_size)
+    positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
+    size = model.block_size(block_size)
+    if known is not None:
+        model.check_inputs(input_ids.cpu(), known.cpu())
+        if chars is not None:
+            raise ValueError("`num_chars` is of whole texts; with `known` tokens leave it out.")
+        positions = (~known).sum(1).double()
+        tokens = None if tokens is None else unknown_tokens(known, tokens)
+    if num_draws < 2 or num_draws % 2:
+        raise ValueError(f"`num_draws` is {num_draws}; it must be an even number of at least 2.")
+
+    generator, strata = torch.Generator(model.device).manual_seed(seed), num_draws // 2
+    halves = torch.zeros(len(input_ids), 2, dtype=torch.float64)
+    total = num_draws * len(input_ids)
+    with evaluation_mode(model), tqdm(total=total, desc="likelihood", unit="eval", disable=not progress) as bar:
+        for start in range(0, len(input_ids), batch_size):
+            rows = slice(start, start + batch_size)
+            batch = input_ids[rows].to(model.device)
+            given = None if known is None else known[rows].to(model.device)
+            for half in range(2):
+                shifts = torch.rand(len(batch), generator=generator, device=model.device, dtype=model.latent_dtype)
+                for stratum in range(strata):
+                    draws = model.draw(len(batch), generator)
+                    draws.uniforms = (stratum + shifts) / strata
+                    output = model(batch, given, size or model.config.max_length, draws)
+                    halves[rows, half] += output.bound.double().cpu() / strata
+                    bar.update(len(batch))
+    protocol = {
+        "quantity": "upper bound of -log p(x), any order, masks random, every token after START counted",
+        "blocks": "the whole text" if size is None else f"of {size} tokens",
+        "model": type(model).__name__,
+        "texts": len(input_ids),
+        "draws_per_text": num_draws,
+        "seed": seed,
+        "batch_size": batch_size,
+        "dtype": str(model.dtype),
+        "version": __version__,
+    }
+    if known is not None:
+        protocol["known"] = f"{known.double().mean():.1%} of the tokens are given, and not counted"
+    return in_units({"masked": halves}, positions, tokens, chars, total, protocol)

@@ -1,0 +1,37 @@
+"""Settings that have no meaning for a baseline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from .arguments import TrainingArguments
+
+
+OF_THE_FORWARD_PROCESS = ("masked_share", "forward_learning_rate", "context_warmup_steps")
+# What must be left out, by model type.
+UNUSED = {
+    "autoregressive": (
+        "cross_entropy_steps",
+        "clocks",
+        "next_token_weight",
+        "next_token_steps",
+        "growth_steps",
+        "frontier",
+        "scheduler_config",
+        *OF_THE_FORWARD_PROCESS,
+    ),
+    "masked": OF_THE_FORWARD_PROCESS,
+}
+
+
+def check_baseline(arguments: TrainingArguments) -> None:
+    """Raise a ValueError for settings that the baseline, if the model is one, has no use for."""
+    for name in UNUSED.get(arguments.model_type, ()):
+        value = getattr(arguments, name)
+        if value:
+            raise ValueError(
+                f"`{name}` is {value!r}, but it is for diffusion models; with `model_type` {arguments.model_type!r} "
+                "leave it out."
+            )
