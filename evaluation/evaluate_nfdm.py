@@ -33,8 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--samplers",
         nargs="+",
         metavar="METHOD:STEPS[:OPTION=VALUE...]",
-        help="star:64, chain:64:noise_fraction=0.5, sde:256, ode:32:method=heun, or ancestral for the autoregressive "
-        "baseline (default: star:64)",
+        help="star:64, chain:64:noise_fraction=0.5, sde:256, ode:32:method=heun; masked:64:remasking=random for "
+        "masked diffusion, ancestral for the autoregressive baseline (default: star:64, masked:64 or ancestral)",
     )
     parser.add_argument("--protocol", choices=PROTOCOLS, default="ld4lg", help="(default: ld4lg)")
     parser.add_argument("--num_samples", type=int, help="make the protocol smaller; its name then says so")

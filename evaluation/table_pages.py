@@ -117,9 +117,9 @@ def _steps_key(entry: dict | None) -> tuple:
 
 
 def _main_sampling(models: Sequence[dict]) -> Callable[[dict], bool]:
-    """The first sampling of the diffusion models, and that of the baseline."""
+    """The first sampling of the diffusion models, and those of the baselines."""
     first = next(iter(_samplings(models)), None)
-    return lambda entry: entry["sampling"] == first or entry["sampling"]["scheduler"] is None
+    return lambda entry: entry["sampling"] == first or entry["sampling"]["scheduler"] in (None, "masked")
 
 
 def _chains(models: Sequence[dict]) -> Callable[[dict], bool]:
@@ -143,7 +143,7 @@ def _star_and_sde(entry: dict) -> bool:
 def _samplings(models: Sequence[dict]) -> list[dict]:
     results = [result for model in models for result in model["evaluations"].values()]
     samplings = [entry["sampling"] for result in results for entry in result["samplers"].values()]
-    return [sampling for sampling in samplings if sampling["scheduler"] is not None]
+    return [sampling for sampling in samplings if sampling["scheduler"] not in (None, "masked")]
 
 
 def _rho(sampling: dict) -> float | str | None:

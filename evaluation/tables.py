@@ -26,7 +26,7 @@ from table_pages import render
 from table_plots import save_plots
 from transformers.utils import logging
 
-from diffusers_text_nfdm.baseline import AutoregressiveConfig, matching_config
+from diffusers_text_nfdm.baseline import AutoregressiveConfig, MaskedDiffusionConfig, matching_config
 from diffusers_text_nfdm.files import write_file
 from diffusers_text_nfdm.metrics import evaluate_checkpoint
 from diffusers_text_nfdm.metrics.judge import judge_files
@@ -179,15 +179,20 @@ def train_once(arguments: TrainingArguments, run: Path) -> dict | None:
 
 
 def wanted_evaluations(experiment: Experiment, model_type: str) -> dict[str, Evaluation]:
-    """All of them, or for the baseline, which has no number of steps to vary, the first."""
-    number = 1 if model_type == AutoregressiveConfig.model_type else None
+    """All of them, or for a baseline, which has other samplings, the first."""
+    number = 1 if model_type in (AutoregressiveConfig.model_type, MaskedDiffusionConfig.model_type) else None
     return dict(list(experiment.evaluations.items())[:number])
 
 
 def usable_samplings(samplings: Sequence[str], arguments: TrainingArguments) -> list[str] | None:
     """Those that the model has: NFDM has no signal-to-noise ratio, tokens are drawn from a categorical prediction, a
-    text in blocks takes at least one step for each; the autoregressive baseline has a way of its own."""
+    text in blocks takes at least one step for each; a baseline has ways of its own."""
     if arguments.model_type == AutoregressiveConfig.model_type:
+        return None
+    masked = arguments.model_type == MaskedDiffusionConfig.model_type
+    samplings = [one for one in samplings if Sampling.parse(one).kind == ("masked" if masked else "diffusion")]
+    if masked and not samplings:
+        # The evaluation's own default.
         return None
     categorical = arguments.model_config.get("prediction_type") == "categorical"
     return [

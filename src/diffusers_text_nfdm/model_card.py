@@ -11,12 +11,18 @@ from huggingface_hub import EvalResult, ModelCard
 
 
 if TYPE_CHECKING:
-    from .baseline import AutoregressivePipeline
+    from .baseline import AutoregressivePipeline, MaskedDiffusionPipeline
     from .pipelines import NFDMTextPipeline
 
 
 TEMPLATE = Path(__file__).parent / "model_card_template.md"
-NAMES = {"nfdm": "NFDM", "mulan": "MuLAN", "diffusion_lm": "Diffusion-LM", "autoregressive": "Autoregressive"}
+NAMES = {
+    "nfdm": "NFDM",
+    "mulan": "MuLAN",
+    "diffusion_lm": "Diffusion-LM",
+    "autoregressive": "Autoregressive",
+    "masked": "Masked diffusion",
+}
 DESCRIPTIONS = {
     "nfdm": "A Neural Flow Diffusion Model for text: continuous diffusion over token embeddings whose forward process "
     "(mean, standard deviation and volatility) is learned together with the generative process.",
@@ -25,12 +31,16 @@ DESCRIPTIONS = {
     "diffusion_lm": "Diffusion-LM in continuous time: diffusion over token embeddings with a fixed noise schedule.",
     "autoregressive": "The autoregressive baseline of `diffusers_text_nfdm`: a GPT-2-style transformer trained from "
     "scratch that writes a text token by token.",
+    "masked": "The masked diffusion baseline of `diffusers_text_nfdm` (MDLM): tokens are hidden and predicted from "
+    "those that are shown, by the trunk of the diffusion models.",
 }
 UNKNOWN = "Not recorded with this checkpoint."
 
 
 def variant_name(config) -> str:
-    """The model's name in the paper: NFDM, NFDM-Additive, MuLAN, MuLAN-Rescaled or Diffusion-LM; or Autoregressive."""
+    """The model's name in the paper: NFDM, NFDM-Additive, MuLAN, MuLAN-Rescaled or Diffusion-LM; or that of a
+    baseline.
+    """
     name = NAMES[config.model_type]
     name += {"additive": "-Additive", "head": "-Head"}.get(getattr(config, "time_conditioning", None), "")
     if getattr(config, "rescaled_schedule", False):
@@ -86,8 +96,29 @@ print(pipe(num_samples=4).texts)
     }
 
 
+def _describe_masked(pipeline: MaskedDiffusionPipeline, repo: str) -> dict[str, str]:
+    config = pipeline.model.config
+    blocks = "the whole text at once" if config.block_size is None else f"in blocks of {config.block_size} tokens"
+    return {
+        "kind": "masked-diffusion-baseline",
+        "usage": f"""```python
+# pip install diffusers_text_nfdm
+from diffusers_text_nfdm import MaskedDiffusionPipeline
+
+pipe = MaskedDiffusionPipeline.from_pretrained("{repo}")
+print(pipe(num_samples=4, num_inference_steps=64).texts)
+```""",
+        "architecture": f"two-stream trunk with {config.num_hidden_layers} layers of size {config.hidden_size}, MLPs "
+        f"of size {config.intermediate_size}; {blocks}.",
+        "likelihood": "The likelihood is an upper bound of the negative log-likelihood, not the likelihood itself.",
+    }
+
+
+DESCRIBE = {"autoregressive": _describe_autoregressive, "masked": _describe_masked}
+
+
 def write_model_card(
-    pipeline: NFDMTextPipeline | AutoregressivePipeline,
+    pipeline: NFDMTextPipeline | AutoregressivePipeline | MaskedDiffusionPipeline,
     folder: str | Path,
     *,
     title: str | None = None,
@@ -112,7 +143,7 @@ def write_model_card(
     model, config = pipeline.model, pipeline.model.config
     name = variant_name(config)
     parameters = sum(p.numel() for p in model.parameters())
-    describe = _describe_autoregressive if config.model_type == "autoregressive" else _describe_diffusion
+    describe = DESCRIBE.get(config.model_type, _describe_diffusion)
     described = describe(pipeline, repo or "path/or/repo")
     architecture = (
         f"{parameters:,} parameters; vocabulary of {config.vocab_size:,} tokens, {config.max_length} positions, "

@@ -183,7 +183,9 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
                 drawn = draw_tokens(logits, uniforms, **choice)
                 if remasking == "confidence":
                     order = torch.log_softmax(logits, -1).gather(-1, drawn[..., None])[..., 0]
-                ranks = order.masked_fill(~masked, -torch.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
+                ranks = (
+                    order.masked_fill(~masked, -torch.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
+                )
                 kept = masked & (ranks < shown[:, None])
                 tokens, masked = torch.where(kept, drawn, tokens), masked & ~kept
                 calls += shown > 0

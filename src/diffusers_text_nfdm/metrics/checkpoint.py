@@ -1,4 +1,4 @@
-"""Loading a checkpoint of either kind, and telling one from another."""
+"""Loading a checkpoint of any kind, and telling one from another."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from pathlib import Path
 import torch
 
 from ..pipelines import NFDMTextPipeline
+from .sampling import ANCESTRAL, DIFFUSION, MASKED
 
 
-AUTOREGRESSIVE = "AutoregressivePipeline"
+PIPELINES = {
+    "NFDMTextPipeline": DIFFUSION,
+    "AutoregressivePipeline": ANCESTRAL,
+    "MaskedDiffusionPipeline": MASKED,
+}
 WEIGHTS = ("*.json", "*.safetensors", "*.txt", "*.model")
 
 
@@ -29,23 +34,21 @@ def load_pipeline(checkpoint: str | Path, device: str | torch.device | None = No
     """The pipeline of the class that model_index.json names."""
     folder = checkpoint_folder(checkpoint)
     name = json.loads((folder / "model_index.json").read_text(encoding="utf-8")).get("_class_name")
-    if name == NFDMTextPipeline.__name__:
-        pipeline_class = NFDMTextPipeline
-    elif name == AUTOREGRESSIVE:
-        from ..baseline import AutoregressivePipeline as pipeline_class
-    else:
+    if name not in PIPELINES:
         raise ValueError(
-            f"The checkpoint {str(checkpoint)!r} is a {name!r}; it must be a {NFDMTextPipeline.__name__!r} or "
-            f"{AUTOREGRESSIVE!r}."
+            f"The checkpoint {str(checkpoint)!r} is a {name!r}; it must be one of {', '.join(map(repr, PIPELINES))}."
         )
+    from .. import baseline
+
+    pipeline_class = getattr(baseline, name, NFDMTextPipeline)
     pipeline = pipeline_class.from_pretrained(folder)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def is_autoregressive(pipeline) -> bool:
-    """Whether the pipeline draws its tokens one by one, without a scheduler."""
-    return type(pipeline).__name__ == AUTOREGRESSIVE
+def pipeline_kind(pipeline) -> str:
+    """The kind of samplings that the pipeline has: see `Sampling.kind`."""
+    return PIPELINES[type(pipeline).__name__]
 
 
 def checkpoint_fingerprint(folder: Path) -> str:

@@ -13,18 +13,23 @@ from ..files import write_file
 from ..model_card import update_model_index, variant_name
 from ..stories import StoryGrammar
 from ..version import __version__
-from .checkpoint import checkpoint_fingerprint, checkpoint_folder, is_autoregressive, load_pipeline
+from .checkpoint import checkpoint_fingerprint, checkpoint_folder, load_pipeline, pipeline_kind
 from .judge import Judge, judge_files
 from .likelihood_bound import bound
 from .protocol import Protocol, get_protocol
 from .real_texts import STORIES, RealTexts, in_form, load_real_texts, texts_hash
 from .report import aggregate, markdown_report
 from .results_folder import file_name, made_once, samples_once
-from .sampling import ANCESTRAL, Sampling
+from .sampling import ANCESTRAL, DIFFUSION, MASKED, Sampling
 from .scoring import METRICS, Scorer
 
 
-DEFAULT_SAMPLING = "star:64"
+DEFAULT_SAMPLINGS = {DIFFUSION: "star:64", MASKED: "masked:64", ANCESTRAL: ANCESTRAL}
+KINDS = {
+    DIFFUSION: "a diffusion model",
+    MASKED: "masked diffusion, which has 'masked:STEPS' only",
+    ANCESTRAL: "an autoregressive model, which has 'ancestral' only",
+}
 
 
 def evaluate_checkpoint(
@@ -48,12 +53,13 @@ def evaluate_checkpoint(
     samples (`samples/`) and one of scores (`scores/`) for each sampling and seed.
 
     Args:
-        checkpoint: folder or Hub repository of an `NFDMTextPipeline` or `AutoregressivePipeline`.
+        checkpoint: folder or Hub repository of an `NFDMTextPipeline`, `AutoregressivePipeline` or
+            `MaskedDiffusionPipeline`.
         dataset: as in `load_text_dataset`.
         output_dir: folder for this checkpoint's results.
         protocol: a `Protocol` or the name of one.
-        samplings: ways of sampling, or their names (`Sampling.parse`); `star:64` by default. An autoregressive
-            checkpoint has one, `ancestral`.
+        samplings: ways of sampling, or their names (`Sampling.parse`); `star:64` by default, of masked
+            diffusion `masked:64`. An autoregressive checkpoint has one, `ancestral`.
         judge_cache: folder where the judge keeps its log-probabilities, by default within `output_dir`; several
             checkpoints can share one.
         update_card: write the scores as `model-index` into the card of a checkpoint that is a local folder.
@@ -155,9 +161,7 @@ def draw_samples(
 ) -> tuple[list[str], dict]:
     """Samples of a pipeline, the time they took and the network calls of each."""
     options = {"num_samples": num_samples, "batch_size": batch_size, "generator": torch.Generator().manual_seed(seed)}
-    if sampling.scheduler is not None:
-        pipeline.scheduler = sampling.build()
-        options |= {"num_inference_steps": sampling.num_inference_steps, "clock": sampling.clock}
+    options |= sampling.prepare(pipeline)
     pipeline.set_progress_bar_config(disable=not progress, desc=f"{sampling.name}, seed {seed}")
     start = time.perf_counter()
     output = pipeline(**options)
@@ -181,12 +185,11 @@ def card_results(result: dict) -> list[tuple[str, str, float]]:
 
 
 def _check_samplings(samplings: list[Sampling], pipeline) -> list[Sampling]:
-    autoregressive = is_autoregressive(pipeline)
-    samplings = samplings or [Sampling.parse(ANCESTRAL if autoregressive else DEFAULT_SAMPLING)]
+    kind = pipeline_kind(pipeline)
+    samplings = samplings or [Sampling.parse(DEFAULT_SAMPLINGS[kind])]
     for sampling in samplings:
-        if (sampling.scheduler is None) != autoregressive:
-            kind = "an autoregressive model, which has 'ancestral' only" if autoregressive else "a diffusion model"
-            raise ValueError(f"The sampling {sampling.name!r} does not fit the checkpoint: it is {kind}.")
+        if sampling.kind != kind:
+            raise ValueError(f"The sampling {sampling.name!r} does not fit the checkpoint: it is {KINDS[kind]}.")
     names = [sampling.name for sampling in samplings]
     if len(set(names)) < len(names):
         raise ValueError(f"`samplings` has the names {names}; none may come twice.")

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from datasets import Dataset
 
 from ..data import prepare_dataset
-from ..likelihood import UNITS, LikelihoodEstimate, estimate_likelihood
-from .checkpoint import is_autoregressive
+from ..likelihood import UNITS, LikelihoodEstimate, estimate_likelihood, exact_likelihood, masked_likelihood
+from .checkpoint import pipeline_kind
+from .sampling import ANCESTRAL, MASKED
 from .texts import check_texts
 
 
@@ -26,17 +27,17 @@ def bound(
     """`-log p(text)`, or its upper bound, over `texts` as the pipeline's tokenizer splits them.
 
     Args:
-        num_draws, seed: of times and noise per text; the exact likelihood of an autoregressive model needs none.
+        num_draws, seed: of times and noise, or of masks, per text; the exact likelihood of an autoregressive
+            model needs none.
     """
     dataset = Dataset.from_dict({"text": check_texts(texts, "texts")})
     rows = prepare_dataset(dataset, pipeline.tokenizer, pipeline.model.config.max_length)[0][:]
-    if is_autoregressive(pipeline):
-        from ..likelihood import exact_likelihood
-
-        return exact_likelihood(pipeline.model, **rows, batch_size=batch_size, progress=progress)
-    return estimate_likelihood(
-        pipeline.model, **rows, num_draws=num_draws, batch_size=batch_size, seed=seed, progress=progress
-    )
+    options = {"batch_size": batch_size, "progress": progress}
+    kind = pipeline_kind(pipeline)
+    if kind == ANCESTRAL:
+        return exact_likelihood(pipeline.model, **rows, **options)
+    estimate = masked_likelihood if kind == MASKED else estimate_likelihood
+    return estimate(pipeline.model, **rows, num_draws=num_draws, seed=seed, **options)
 
 
 def bound_units(estimate: LikelihoodEstimate) -> dict[str, float]:

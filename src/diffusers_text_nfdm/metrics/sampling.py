@@ -1,7 +1,8 @@
 """A way of sampling by name: `star:64`, `chain:64:noise_fraction=0.5`, `sde:256`, `ode:32:method=heun`, `draft:64`,
-`ancestral`.
+`ancestral`, `masked:64:remasking=random`.
 
 An option `clock` is the clock that the texts follow: `star:64:clock=blocks:8:min_p=0.02`.
+Options of `masked` are those of a call of its pipeline: `masked:64:remasking=confidence:block_size=8`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from ..schedulers import (
 )
 
 
-ANCESTRAL = "ancestral"
+ANCESTRAL, MASKED, DIFFUSION = "ancestral", "masked", "diffusion"
+MASKED_OPTIONS = ("remasking", "block_size", "temperature", "top_k", "top_p", "min_p")
 SCHEDULERS = {
     scheduler.__name__: scheduler
     for scheduler in (MarkovChainScheduler, ReverseSDEScheduler, ReverseODEScheduler, DraftVerifyScheduler)
@@ -31,7 +33,9 @@ METHODS = {
     "ode": ReverseODEScheduler,
     "draft": DraftVerifyScheduler,
 }
-FORM = "method:steps or method:steps:option=value, with a method of star, chain, sde, ode and draft; or ancestral"
+FORM = (
+    "method:steps or method:steps:option=value, with a method of star, chain, sde, ode, draft and masked; or ancestral"
+)
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,12 @@ class Sampling:
 
     Args:
         name: what the sampling is called beside its scores.
-        scheduler: class of the scheduler; None for ancestral sampling from an autoregressive model.
-        config: its settings; what is not named has the default of the class.
+        scheduler: class of the scheduler; `"masked"` for masked diffusion, None for ancestral sampling from an
+            autoregressive model.
+        config: its settings; what is not named has the default of the class. Of masked diffusion, what its pipeline is
+            called with.
         num_inference_steps: number of steps, of draft and verify the most calls; None for ancestral sampling.
-        clock: the clock that the texts follow; None for the model's own.
+        clock: the clock that the texts follow; None for the model's own. Of masked diffusion, its blocks.
     """
 
     name: str
@@ -59,20 +65,29 @@ class Sampling:
             )
         if self.scheduler is None:
             return
-        if self.scheduler not in SCHEDULERS:
-            raise ValueError(f"`scheduler` is {self.scheduler!r}; it must be one of {', '.join(SCHEDULERS)}.")
+        if self.scheduler not in (*SCHEDULERS, MASKED):
+            raise ValueError(
+                f"`scheduler` is {self.scheduler!r}; it must be one of {', '.join(SCHEDULERS)}, or {MASKED!r}."
+            )
         steps = self.num_inference_steps
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ValueError(f"`num_inference_steps` is {steps!r}; it must be an integer of at least 1.")
-        allowed = [
-            name for name in inspect.signature(SCHEDULERS[self.scheduler].__init__).parameters if name != "self"
-        ]
+        allowed = MASKED_OPTIONS
+        if self.kind == DIFFUSION:
+            parameters = inspect.signature(SCHEDULERS[self.scheduler].__init__).parameters
+            allowed = [name for name in parameters if name != "self"]
         for option in self.config:
             if option not in allowed:
                 raise ValueError(
                     f"The sampling {self.name!r} has the option {option!r}; {self.scheduler} has {', '.join(allowed)}."
                 )
-        self.build()
+        if self.kind == DIFFUSION:
+            self.build()
+
+    @property
+    def kind(self) -> str:
+        """The models that it is for: `"diffusion"`, `"masked"`, or `"ancestral"` for autoregressive ones."""
+        return {None: ANCESTRAL, MASKED: MASKED}.get(self.scheduler, DIFFUSION)
 
     @classmethod
     def parse(cls, text: str) -> Sampling:
@@ -80,7 +95,7 @@ class Sampling:
         method, *parts = text.split(":")
         if method == ANCESTRAL and not parts:
             return cls(ANCESTRAL, None)
-        if method not in METHODS or not parts or not parts[0].isdigit():
+        if method not in (*METHODS, MASKED) or not parts or not parts[0].isdigit():
             raise ValueError(f"The sampling is {text!r}; it must be of the form {FORM}.")
         options, option = {}, None
         for part in parts[1:]:
@@ -94,6 +109,11 @@ class Sampling:
             option, options[name] = name, value
         clock = options.pop("clock", None)
         config = {name: _value(value) for name, value in options.items()}
+        if method == MASKED:
+            if clock is not None:
+                raise ValueError(f"The sampling {text!r} has a clock; masked diffusion has a block_size instead.")
+            clock = f"blocks:{config['block_size']}" if "block_size" in config else None
+            return cls(text, MASKED, config, int(parts[0]), clock)
         if method == "star":
             if "noise_fraction" in config:
                 raise ValueError(
@@ -109,6 +129,15 @@ class Sampling:
     def build(self) -> TextDiffusionScheduler | DraftVerifyScheduler:
         """A scheduler with these settings."""
         return SCHEDULERS[self.scheduler](**self.config)
+
+    def prepare(self, pipeline) -> dict:
+        """Give the pipeline its scheduler, where it has one; returns what else it is to be called with."""
+        if self.kind == ANCESTRAL:
+            return {}
+        if self.kind == MASKED:
+            return {"num_inference_steps": self.num_inference_steps, **self.config}
+        pipeline.scheduler = self.build()
+        return {"num_inference_steps": self.num_inference_steps, "clock": self.clock}
 
     def to_dict(self) -> dict:
         return {

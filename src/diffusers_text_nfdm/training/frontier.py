@@ -27,9 +27,9 @@ def measure_frontier(trainer: Trainer) -> list[dict]:
     texts = trainer.data.validation_rows(2 * arguments.evaluation_texts)
     for name, text in arguments.frontier.items():
         sampling = Sampling.parse(text)
-        pipeline.scheduler = sampling.build()
-        verified = isinstance(pipeline.scheduler, DraftVerifyScheduler)
-        key = "clean stream" if verified else str(pipeline.model.clock(sampling.clock))
+        options = sampling.prepare(pipeline)
+        verified = isinstance(getattr(pipeline, "scheduler", None), DraftVerifyScheduler)
+        key = "clean stream" if verified else trainer.family.along(pipeline.model, sampling.clock)
         if key not in bounds:
             estimate = (
                 exact_likelihood(pipeline.model, **texts)
@@ -40,8 +40,7 @@ def measure_frontier(trainer: Trainer) -> list[dict]:
         started = time.perf_counter()
         output = pipeline(
             arguments.frontier_samples,
-            sampling.num_inference_steps,
-            clock=sampling.clock,
+            **options,
             batch_size=arguments.evaluation_batch_size,
             generator=torch.Generator().manual_seed(arguments.seed),
         )
