@@ -14,7 +14,7 @@ from diffusers_text_nfdm.plots.style import STYLE
 
 
 QUALITY = ("validity", "mauve", "perplexity", "diversity", "memorization")
-LINES = {"MarkovChainScheduler": ("-", "star"), "ReverseSDEScheduler": ("--", "SDE")}
+LINES = {"MarkovChainScheduler": ("-", "star"), "ReverseSDEScheduler": ("--", "SDE"), "masked": (":", "masks")}
 
 
 def save_plots(results: dict, folder: Path) -> list[Path]:
