@@ -4,6 +4,7 @@
     python examples/estimate_likelihood.py path/or/repo --dataset valid.jsonl --texts 1000 --draws 16 --output
     result.json
 
+Of the baselines it is the bound of masked diffusion, and the exact likelihood of an autoregressive model.
 Without `--dataset` the texts are the test split of the embedded stories, whose true entropy is printed beside the
 bound.
 """
@@ -13,7 +14,14 @@ from pathlib import Path
 
 import torch
 
-from diffusers_text_nfdm import NFDMTextPipeline, estimate_likelihood, load_text_dataset, prepare_dataset
+from diffusers_text_nfdm import (
+    estimate_likelihood,
+    exact_likelihood,
+    load_text_dataset,
+    masked_likelihood,
+    prepare_dataset,
+)
+from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
 from diffusers_text_nfdm.stories import StoryGrammar
 
 
@@ -24,14 +32,14 @@ def main() -> None:
     parser.add_argument("--split", default="test", help="split of a dataset of several (default: test)")
     parser.add_argument("--texts", type=int, default=500, help="number of texts (default: 500)")
     parser.add_argument("--draws", type=int, default=8, help="draws of time and noise per text, even (default: 8)")
+    parser.add_argument("--block_size", type=int, help="tokens of a block of masked diffusion (default: its own)")
     parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output", type=Path, help="JSON file for the result and its protocol")
     arguments = parser.parse_args()
     torch.set_flush_denormal(True)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        pipeline = NFDMTextPipeline.from_pretrained(arguments.checkpoint).to(device)
+        pipeline = load_pipeline(arguments.checkpoint)
         splits = load_text_dataset(arguments.dataset, validation_fraction=0)
         # A single file is one split, whatever it is called.
         split = "train" if Path(arguments.dataset).is_file() else arguments.split
@@ -40,14 +48,16 @@ def main() -> None:
         texts = splits[split]
         texts = texts.select(range(min(arguments.texts, len(texts))))
         prepared, report = prepare_dataset(texts, pipeline.tokenizer, pipeline.model.config.max_length)
-        estimate = estimate_likelihood(
-            pipeline.model,
-            **prepared[:],
-            clock=arguments.clock,
-            num_draws=arguments.draws,
-            seed=arguments.seed,
-            progress=True,
-        )
+        draws = {"num_draws": arguments.draws, "seed": arguments.seed}
+        estimator, options = {
+            "diffusion": (estimate_likelihood, {"clock": arguments.clock, **draws}),
+            "masked": (masked_likelihood, {"block_size": arguments.block_size, **draws}),
+            "ancestral": (exact_likelihood, {}),
+        }[pipeline_kind(pipeline)]
+        for name in ("clock", "block_size"):
+            if getattr(arguments, name) is not None and name not in options:
+                raise ValueError(f"--{name} has no meaning for a {type(pipeline).__name__}.")
+        estimate = estimator(pipeline.model, **prepared[:], **options, progress=True)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     print(report)

@@ -2,6 +2,7 @@
 
     python examples/generate.py path/or/repo --num_samples 4 --steps 64
     python examples/generate.py path/or/repo --scheduler reverse-ode --method heun --trajectory picture.png
+    python examples/generate.py path/of/masked/diffusion --steps 32 --remasking random --block_size 8
 
 The texts are printed, one a line. With the same seed, text i is the same however many are asked for and in whatever
 batches.
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import torch
 
-from diffusers_text_nfdm import MarkovChainScheduler, NFDMTextPipeline, ReverseODEScheduler, ReverseSDEScheduler
+from diffusers_text_nfdm import MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler
 from diffusers_text_nfdm.files import write_file
+from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
 
 
 SCHEDULERS = {
@@ -24,6 +26,12 @@ SCHEDULERS = {
     "reverse-ode": (ReverseODEScheduler, "method"),
 }
 PICTURES = (".png", ".pdf", ".svg")
+# What only some pipelines have, by their kind.
+OPTIONS = {
+    "diffusion": ("clock", "scheduler", "top_k", "top_p", "trajectory"),
+    "masked": ("remasking", "block_size", "top_k", "top_p"),
+    "ancestral": (),
+}
 
 
 def fraction(text: str) -> float | str:
@@ -48,9 +56,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--noise_fraction", type=fraction, help="share of new noise of markov-chain: 0 to 1, or snr")
     parser.add_argument("--volatility_scale", type=float, help="factor on g of reverse-sde")
     parser.add_argument("--method", choices=("euler", "heun", "adaptive"), help="method of reverse-ode")
+    parser.add_argument("--remasking", choices=("confidence", "random"), help="tokens that masked diffusion keeps")
+    parser.add_argument("--block_size", type=int, help="tokens of a block of masked diffusion (default: its own)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--batch_size", type=int, default=64, help="texts made at a time (default: 64)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most probable words (default: 0)")
+    parser.add_argument(
+        "--temperature", type=float, help="0 takes the most probable words (default: 0, of a baseline 1)"
+    )
     parser.add_argument("--top_k", type=int, help="sample among the k most probable words")
     parser.add_argument("--top_p", type=float, help="sample among the fewest words with this probability")
     parser.add_argument("--output", type=Path, help="JSON Lines file to write: text, seed, index")
@@ -74,13 +86,29 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--trajectory {args.trajectory} must end in one of {', '.join(PICTURES)}")
 
 
-def load(args: argparse.Namespace) -> NFDMTextPipeline:
-    pipe = NFDMTextPipeline.from_pretrained(args.checkpoint)
+def load(args: argparse.Namespace):
+    pipe = load_pipeline(args.checkpoint, args.device)
+    pipe.set_progress_bar_config(disable=False)
+    for name in sorted({name for names in OPTIONS.values() for name in names}):
+        if getattr(args, name) is not None and name not in OPTIONS[pipeline_kind(pipe)]:
+            raise ValueError(f"--{name} has no meaning for a {type(pipe).__name__}")
     if args.scheduler is not None:
         scheduler, option = SCHEDULERS[args.scheduler]
         value = getattr(args, option)
         pipe.scheduler = scheduler.from_config(pipe.scheduler.config, **({} if value is None else {option: value}))
-    return pipe.to(args.device)
+    return pipe
+
+
+def call_options(args: argparse.Namespace, pipe) -> dict:
+    """What the pipeline is called with, besides the number of texts and the generator."""
+    kind = pipeline_kind(pipe)
+    names = ["temperature", *(name for name in OPTIONS[kind] if name not in ("scheduler", "trajectory"))]
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if kind != "ancestral":
+        options["num_inference_steps"] = args.steps
+    if args.trajectory is not None:
+        options["return_trajectory"] = True
+    return options
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -93,14 +121,9 @@ def main(arguments: list[str] | None = None) -> None:
         pipe = load(args)
         output = pipe(
             num_samples=args.num_samples,
-            num_inference_steps=args.steps,
-            clock=args.clock,
             batch_size=args.batch_size,
             generator=torch.Generator().manual_seed(args.seed),
-            temperature=args.temperature,
-            top_k=args.top_k,
-            top_p=args.top_p,
-            return_trajectory=args.trajectory is not None,
+            **call_options(args, pipe),
         )
     except (ValueError, OSError) as error:
         parser.error(str(error))

@@ -57,9 +57,9 @@ def test_every_step_shows_equal_numbers_of_tokens(remasking, steps, block_size, 
     pipe, seen = make_pipeline(), []
     predict = MaskedDiffusionModel.predict
 
-    def spy(model, input_ids, hidden, clean=None, places=None):
+    def spy(model, input_ids, hidden, *where):
         seen.append(hidden.sum(1).tolist())
-        return predict(model, input_ids, hidden, clean, places)
+        return predict(model, input_ids, hidden, *where)
 
     monkeypatch.setattr(MaskedDiffusionModel, "predict", spy)
     output = pipe(3, steps, block_size, remasking, generator=seeded(0))

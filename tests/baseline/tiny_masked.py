@@ -7,7 +7,6 @@ from tiny import make_tokenizer, randomize
 from tiny_baseline import START
 
 from diffusers_text_nfdm import MaskedDiffusionConfig, MaskedDiffusionModel, MaskedDiffusionPipeline
-from diffusers_text_nfdm.networks.two_stream_predictor import Places
 
 
 VOCAB, LENGTH = 4, 4
@@ -42,6 +41,5 @@ def cross_entropies(model, input_ids, hidden, block_size=None):
     """`-log p(x_i | tokens shown)` of every token, hidden or not, from the logits."""
     size = model.block_size(block_size)
     clean, _ = model.clean_stream(input_ids, size)
-    places = None if size is None else Places.in_blocks(input_ids.shape[1], size)
-    logits = model.predict(input_ids, hidden.expand(input_ids.shape), clean, places).logits
+    logits = model.predict(input_ids, hidden.expand(input_ids.shape), clean, size).logits
     return -torch.log_softmax(logits, -1).gather(-1, input_ids[..., None])[..., 0]

@@ -9,9 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_pipeline, seeded
+from tiny import make_pipeline, make_tokenizer, seeded
 
-from diffusers_text_nfdm import ReverseODEScheduler, files
+from diffusers_text_nfdm import (
+    AutoregressiveConfig,
+    AutoregressiveModel,
+    AutoregressivePipeline,
+    MaskedDiffusionConfig,
+    MaskedDiffusionModel,
+    MaskedDiffusionPipeline,
+    ReverseODEScheduler,
+    files,
+)
 
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "generate.py"
@@ -76,6 +85,25 @@ def test_sampling_options_reach_the_pipeline(script, checkpoint, capsys):
     assert capsys.readouterr().out == plain != hot
     script.main([*arguments, "--temperature", "50", "--top_p", "1e-6"])
     assert capsys.readouterr().out == plain
+
+
+def test_baselines_write_texts_with_the_options_that_they_have(script, tmp_path, capsys):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    sizes |= {"vocab_size": 11, "max_length": 8}
+    masked = MaskedDiffusionPipeline(MaskedDiffusionModel(MaskedDiffusionConfig(**sizes)), make_tokenizer())
+    ancestral = AutoregressivePipeline(AutoregressiveModel(AutoregressiveConfig(**sizes)), make_tokenizer())
+    for name, pipe in (("masked", masked), ("ancestral", ancestral)):
+        pipe.set_progress_bar_config(disable=True)
+        pipe.save_pretrained(tmp_path / name)
+    script.main([str(tmp_path / "masked"), "--steps", "4", "--remasking", "random", "--block_size", "2"])
+    expected = masked(4, 4, 2, "random", generator=seeded(0)).texts
+    assert capsys.readouterr().out == "\n".join(expected) + "\n"
+    script.main([str(tmp_path / "ancestral")])
+    assert capsys.readouterr().out == "\n".join(ancestral(4, generator=seeded(0)).texts) + "\n"
+    for name, option in (("masked", ["--clock", "shared"]), ("ancestral", ["--remasking", "random"])):
+        with pytest.raises(SystemExit):
+            script.main([str(tmp_path / name), *option])
+        assert f"{option[0]} has no meaning for a" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path, monkeypatch):

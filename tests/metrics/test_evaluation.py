@@ -8,7 +8,15 @@ import pytest
 from huggingface_hub import ModelCard
 from tiny import make_pipeline, make_tokenizer
 
-from diffusers_text_nfdm import AutoregressiveConfig, AutoregressiveModel, AutoregressivePipeline, metrics
+from diffusers_text_nfdm import (
+    AutoregressiveConfig,
+    AutoregressiveModel,
+    AutoregressivePipeline,
+    MaskedDiffusionConfig,
+    MaskedDiffusionModel,
+    MaskedDiffusionPipeline,
+    metrics,
+)
 from diffusers_text_nfdm.metrics import MauveSettings, Protocol, Sampling, evaluate_checkpoint, real_texts
 from diffusers_text_nfdm.metrics.real_texts import load_real_texts
 from diffusers_text_nfdm.metrics.report import aggregate
@@ -180,6 +188,21 @@ def test_an_autoregressive_checkpoint_has_one_way_of_sampling_and_an_exact_likel
     assert "Exact -log p of 6 real texts" in (tmp_path / "out" / "results.md").read_text()
     with pytest.raises(ValueError, match="'star:3' does not fit the checkpoint: it is an autoregressive model"):
         evaluate(tmp_path / "baseline", files, tmp_path / "out")
+
+
+def test_masked_diffusion_has_its_own_samplings_and_a_bound(files, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = MaskedDiffusionConfig(vocab_size=11, max_length=12, **sizes)
+    MaskedDiffusionPipeline(MaskedDiffusionModel(config), make_tokenizer()).save_pretrained(tmp_path / "masked")
+    samplings = ["masked:3", "masked:4:block_size=4:remasking=random"]
+    result = evaluate(tmp_path / "masked", files, tmp_path / "out", samplings=samplings)
+    assert result["model"] == "Masked diffusion" and list(result["samplers"]) == samplings
+    assert [entry["function_evaluations"] for entry in result["samplers"].values()] == [3, 4]
+    assert list(result["likelihood"]["terms"]) == ["masked"]
+    assert "Bound on -log p of 6 real texts" in (tmp_path / "out" / "results.md").read_text()
+    assert list(evaluate(tmp_path / "masked", files, tmp_path / "own", samplings=None)["samplers"]) == ["masked:64"]
+    with pytest.raises(ValueError, match="'star:3' does not fit the checkpoint: it is masked diffusion"):
+        evaluate(tmp_path / "masked", files, tmp_path / "out")
 
 
 def test_blank_texts_are_counted_and_said(judge, grammar):

@@ -71,6 +71,14 @@ def test_samplings_by_name():
     }  # fmt: skip
 
 
+def test_masked_diffusion_has_the_options_of_its_pipeline():
+    sampling = Sampling.parse("masked:64:remasking=confidence:block_size=8:min_p=0.02")
+    assert (sampling.kind, sampling.num_inference_steps, sampling.clock) == ("masked", 64, "blocks:8")
+    options = {"num_inference_steps": 64, "remasking": "confidence", "block_size": 8, "min_p": 0.02}
+    assert sampling.prepare(None) == options and Sampling.parse("masked:8").clock is None
+    assert [Sampling.parse(name).kind for name in ("star:8", "ancestral")] == ["diffusion", "ancestral"]
+
+
 @pytest.mark.parametrize("clock", ["shared", "ramp:2", "blocks:8", "blocks:8:random:2"])
 def test_a_clock_keeps_its_colons(clock):
     sampling = Sampling.parse(f"star:64:clock={clock}:min_p=0.02")
@@ -99,6 +107,10 @@ def test_any_number_survives_its_name(fraction, steps):
         ("ode:32:heun", "not of the form option=value"),
         ("sde:32:method=heun", "ReverseSDEScheduler has volatility_scale"),
         ("ancestral:64", "of the form method:steps"),
+        ("masked", "of the form method:steps"),
+        ("masked:0", "`num_inference_steps` is 0"),
+        ("masked:8:noise_fraction=1", "masked has remasking, block_size"),
+        ("masked:8:clock=ramp:2", "masked diffusion has a block_size instead"),
     ],
 )
 def test_samplings_that_do_not_exist(name, said):

@@ -172,14 +172,23 @@ class MaskedDiffusionModel(PreTrainedModel):
         return unknown & (torch.arange(input_ids.shape[1], device=input_ids.device) > 0)
 
     def predict(
-        self, input_ids: Tensor, hidden: Tensor, clean: CleanTokens | None = None, places: Places | None = None
+        self,
+        input_ids: Tensor,
+        hidden: Tensor,
+        clean: CleanTokens | None = None,
+        block_size: int | None = None,
+        window: slice | None = None,
     ) -> Prediction:
         """What the trunk says of the tokens `(batch, tokens)`, given those of them that are not hidden.
 
         Args:
             clean: what is seen of clean tokens, where the text is in blocks.
-            places: where the tokens stand; by default they are a text in one block.
+            block_size: tokens of a block; None where the text is one.
+            window: where the tokens stand, if they are not the whole text.
         """
+        positions = torch.arange(self.config.max_length, device=input_ids.device)[window or slice(None)]
+        starts = positions - positions % (block_size or self.config.max_length)
+        places = Places(positions, starts, settled=~hidden)
         rows = self.predictor.token_rows
         prior = torch.softmax(self.token_bias.detach(), -1).to(rows.weight.dtype) @ rows.weight
         tokens = torch.where(hidden[..., None], prior, rows(input_ids))
@@ -264,8 +273,7 @@ class MaskedDiffusionModel(PreTrainedModel):
     ) -> dict[str, Tensor]:
         """Bound, cross-entropy and accuracy of each text."""
         hidden, texts = masking.hidden, masking.hidden.nonzero()[:, 0]
-        places = None if block_size is None else Places.in_blocks(input_ids.shape[1], block_size, input_ids.device)
-        states, weight, bias = self.predict(input_ids, hidden, clean, places).factors
+        states, weight, bias = self.predict(input_ids, hidden, clean, block_size).factors
         nats, correct = linear_cross_entropy(states[hidden], weight, bias, input_ids[hidden])
 
         def per_text(values: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from ..checks import check_one_of, is_number
 from ..clocks import check_known
 from ..models import evaluation_mode
 from ..models.token_choice import draw_tokens
-from ..networks.two_stream_predictor import Places
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
 from ..pipelines.samples import check_samples, check_temperature, decode_texts, sample_generators
@@ -161,7 +160,6 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
     ) -> Tensor:
         """Write the hidden tokens, in place, block by block; returns the calls of the model for each text."""
         model, length = self.model, text.shape[1]
-        places = Places.in_blocks(length, size, text.device)
         calls, clean = torch.zeros(len(text), dtype=torch.long, device=text.device), None
 
         def draw() -> Tensor:
@@ -179,7 +177,7 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
                 bar.update()
                 if not shown.any():
                     continue
-                logits = model.predict(tokens, masked, clean, places.window(window)).logits.double()
+                logits = model.predict(tokens, masked, clean, size, window).logits.double()
                 drawn = draw_tokens(logits, uniforms, **choice)
                 if remasking == "confidence":
                     order = torch.log_softmax(logits, -1).gather(-1, drawn[..., None])[..., 0]
