@@ -8,7 +8,7 @@ them.
 | clock | written | token times |
 |---|---|---|
 | shared, the paper's | `"shared"` | `t_i = u` |
-| ramp from left to right | `"ramp:8"` | `t_i = clip((1+w) u - w o_i, 0, 1)`, w = 8, `o_i` falls along the text |
+| ramp from left to right | `"ramp:8"` | `t_i = clip((1+w) u - w o_i, 0, 1)`, w = 8, `o_i` falls along the text: a window of length / w tokens moves through it |
 | ramp in random order | `"random:8"` | the same with `o_i` in a random order, drawn anew for every text |
 | blocks | `"blocks:8"` | 8 tokens at a time, from left to right, all at one time, given the clean tokens before them |
 | blocks with a clock inside | `"blocks:8:random:2"` | the same with that clock for the tokens of a block |
@@ -20,9 +20,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .checks import is_number
@@ -34,11 +35,30 @@ ORDERS = ("left_to_right", "random")
 Density = Callable[[Dual], Dual]
 
 
+class Windows(NamedTuple):
+    """Tokens that move together, given the clean tokens before them.
+
+    A window is known by the position at which it starts. A clock from left to right is a row of windows: those before
+    are text, those behind have not begun. So one call of the predictor can evaluate all of them, each as if it were
+    alone.
+
+    Args:
+        starts: where the window of each token starts, `(1 or batch, length)`.
+        mixing: number of neighbouring tokens, from the first on, within which a forward process may let tokens see
+            each other. Along a ramp it is 1: what a token's mean depends on may not change as the window moves on.
+    """
+
+    starts: Tensor
+    mixing: int
+
+
 class Clock(ABC):
     """A subclass gives `token_times` and how it is written in a config."""
 
-    # Tokens of a block that is given the clean tokens before it; `None` where all tokens of a text see each other.
+    # Tokens of a block that is given the clean tokens before it; `None` where the text is not in blocks.
     block_size: int | None = None
+    # Whether the tokens in motion are windows, given the clean tokens before them.
+    has_windows = False
     # Whether every text has an order of its own, from random numbers.
     draws_order = False
 
@@ -68,12 +88,24 @@ class Clock(ABC):
         known: Tensor | None = None,
         order: Tensor | None = None,
         density: Density | None = None,
-    ) -> Dual:
-        """Times at which one call of the predictor estimates the bound, for uniform u: `E_u` is that along the clock.
+    ) -> tuple[Dual, Windows | None]:
+        """Times at which one call of the predictor estimates the bound, for uniform u: `E_u` is that along the clock;
+        and the windows of the tokens.
 
         With a `density` the global times are drawn by it, and the rates have the weight that keeps the estimate
         unbiased.
         """
+        return self.single_times(u, length, known, order, density), None
+
+    def single_times(
+        self,
+        u: Tensor,
+        length: int,
+        known: Tensor | None = None,
+        order: Tensor | None = None,
+        density: Density | None = None,
+    ) -> Dual:
+        """The same for a predictor that takes the whole text at one global time."""
         if density is None:
             return self.token_times(u, length, known, order)
         u, weight = density(Dual(u, torch.ones_like(u)))
@@ -149,6 +181,36 @@ class RampClock(Clock):
     def draws_order(self) -> bool:
         return self.order == "random"
 
+    @property
+    def has_windows(self) -> bool:
+        return self.order == "left_to_right" and self.offsets is None and self.width > 0
+
+    def parallel_times(
+        self,
+        u: Tensor,
+        length: int,
+        known: Tensor | None = None,
+        order: Tensor | None = None,
+        density: Density | None = None,
+    ) -> tuple[Dual, Windows | None]:
+        """From left to right, at the global times `(u + k) / (1 + w)` for all k at once.
+
+        A token moves for `1 / (1 + w)` of the time, so it moves at exactly one of them, where its time is
+        `(u - w o_i) mod 1`; tokens of the same k are a window.
+        """
+        if not self.has_windows:
+            return super().parallel_times(u, length, known, order, density)
+        phase = Dual(u, torch.ones_like(u)) if density is None else density(Dual(u, torch.ones_like(u)))
+        unclipped = phase.value - self.width * self.token_offsets(u, length, known)
+        windows = unclipped.floor()
+        positions = torch.arange(length, device=u.device).expand(windows.shape)
+        # Known tokens stand in the window that is around them.
+        unknown = torch.ones_like(windows, dtype=torch.bool) if known is None else ~known
+        windows = windows.masked_fill(~unknown, -torch.inf).cummax(-1).values
+        first = F.pad(windows[:, 1:] > windows[:, :-1], (1, 0), value=True)
+        starts = torch.where(first, positions, 0).cummax(-1).values
+        return Dual(unclipped - unclipped.floor(), phase.rate.expand(unclipped.shape)), Windows(starts, 1)
+
     def token_offsets(
         self, u: Tensor, length: int, known: Tensor | None = None, order: Tensor | None = None
     ) -> Tensor:
@@ -197,6 +259,7 @@ class BlockClock(Clock):
 
     size: int
     inside: Clock = SharedClock()
+    has_windows = True
 
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
@@ -230,12 +293,14 @@ class BlockClock(Clock):
         known: Tensor | None = None,
         order: Tensor | None = None,
         density: Density | None = None,
-    ) -> Dual:
+    ) -> tuple[Dual, Windows | None]:
         """A time for every block from that of its text: each is uniform, and those of a text are spread out."""
         shifts = GOLDEN_RATIO * torch.arange(length // self.size, dtype=u.dtype, device=u.device)
         times = (u + shifts) % 1
         times = Dual(times, torch.ones_like(times))
-        return self._inside(times if density is None else density(times), known, order)
+        times = self._inside(times if density is None else density(times), known, order)
+        positions = torch.arange(length, device=u.device)[None]
+        return times, Windows(positions - positions % self.size, self.size) if self.size < length else None
 
     def _inside(self, times: Dual, known: Tensor | None, order: Tensor | None) -> Dual:
         """Token times `(batch, length)` from those of the blocks, `(batch, blocks)`."""
@@ -288,12 +353,14 @@ class BatchClock:
         length: tokens of a text.
         known: `(batch, length)`, the tokens that are known.
         order: `(batch, length)` uniform random numbers, for a clock that draws an order.
+        in_windows: whether the predictor takes the windows of a clock that has them one by one.
     """
 
     clock: Clock
     length: int
     known: Tensor | None = None
     order: Tensor | None = None
+    in_windows: bool = False
 
     def __call__(self, u: Tensor) -> Dual:
         """Times and rates at global times u, `(batch, 1)`."""
@@ -304,15 +371,46 @@ class BatchClock:
         """Tokens of a block, `None` where that is the whole text."""
         return None if self.clock.block_size == self.length else self.clock.block_size
 
-    def window(self, u: float) -> slice | None:
-        """The tokens of the block in motion just below u; `None` where the text is not in blocks."""
-        if self.block_size is None:
-            return None
-        blocks = self.length // self.block_size
-        # A block ends where the next one begins, whatever the rounding of u.
-        unfinished = max(1, math.ceil(u * blocks - 1e-6))
-        start = (blocks - unfinished) * self.block_size
-        return slice(start, start + self.block_size)
+    @property
+    def has_windows(self) -> bool:
+        return self.in_windows and self.clock.has_windows and self.clock.block_size != self.length
+
+    @property
+    def mixing(self) -> int | None:
+        """Tokens within which a forward process may let tokens see each other; `None` for the whole text."""
+        return (self.block_size or 1) if self.has_windows else None
+
+    def step_windows(self, u: float, t: Tensor, s: Tensor) -> tuple[Windows | None, slice | None]:
+        """The windows in the step of token times from t to s which begins at u, and the tokens that the predictor is
+        asked for: those of the block in motion; of a ramp, those from the first that has not settled to the last that
+        moves. `None` for the whole text.
+        """
+        if not self.has_windows:
+            return None, None
+        positions = torch.arange(self.length, device=t.device)[None]
+        if self.block_size is not None:
+            blocks = self.length // self.block_size
+            # A block ends where the next one begins, whatever the rounding of u.
+            unfinished = max(1, math.ceil(u * blocks - 1e-6))
+            first = (blocks - unfinished) * self.block_size
+            last = first + self.block_size - 1
+            starts = positions - positions % self.block_size
+        else:
+            t, s = (x.expand(-1, self.length) for x in (t, s))
+            first, last = _first(t > 0), self.length - 1 - _first((s < t).flip(-1))
+            # Neither what is written nor what has not begun is of the window.
+            starts = torch.where(positions < first, -1, torch.where(positions > last, self.length, first))
+            first, last = int(first.min()), int(last.max())
+        if self.known is not None:
+            # What is given behind the window is seen, too.
+            last = max(last, int(self.known.any(0).nonzero()[-1]))
+        return Windows(starts, self.mixing), slice(first, max(first, last) + 1)
+
+
+def _first(mask: Tensor) -> Tensor:
+    """The first place of each row where the mask is True, `(batch, 1)`; the last place if there is none."""
+    last = mask.shape[-1] - 1
+    return torch.where(mask.any(-1), mask.long().argmax(-1), last)[:, None]
 
 
 def make_clock(clock: str | dict[str, Any] | Clock, length: int) -> Clock:

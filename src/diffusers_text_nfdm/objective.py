@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .clocks import Windows
 from .forward_processes import Marginal, MovingMarginal
 from .networks.dual import Dual
 from .networks.linear_cross_entropy import linear_cross_entropy
@@ -21,6 +22,9 @@ from .networks.linear_cross_entropy import linear_cross_entropy
 
 if TYPE_CHECKING:
     from .models import Draws, TextDiffusionModel
+
+# Weight of the first of two calls in training.
+FIRST_CALL_WEIGHT = 0.5
 
 
 @dataclass
@@ -52,20 +56,20 @@ def bound(
     times: Dual,
     draws: Draws,
     known: Tensor | None = None,
-    block_size: int | None = None,
+    windows: Windows | None = None,
     next_token: bool = False,
 ) -> BoundTerms:
     """The terms at the token times, for one draw of the noise."""
-    process, E = model.forward_process, model.embed(input_ids)
+    process, E, mixing = model.forward_process, model.embed(input_ids), None if windows is None else windows.mixing
     c, context = model.encode_context(E, draws.context_noise)
-    clean, next_token_losses = model.clean_stream(input_ids, block_size, next_token)
+    clean, next_token_losses = model.clean_stream(input_ids, windows, next_token)
 
     # Diffusion: ||f_B(z, u, E) - f_B(z, u, Ê)||² / (2 g²), or in short w ||E - Ê||².
-    path = process.path(times, c, block_size)
+    path = process.path(times, c, mixing)
     true = path(E)
     z = keep_known(known, process.initial_marginal(E, c).mean, true.sample(draws.noise))
-    shown = model.shown_prediction(draws, z, times.value, c, clean, block_size)
-    prediction = model.denoise(z, times.value, c, clean, shown, block_size)
+    shown = model.shown_prediction(draws, z, times.value, c, clean, windows, known)
+    prediction = model.denoise(z, times.value, c, clean, shown, windows, known)
     E_hat = keep_known(known, E, prediction.embeddings)
     squared_error = (E - E_hat).square()
     weight = process.diffusion_weight(times, c)
@@ -95,23 +99,26 @@ def cross_entropy(
     t: Tensor,
     draws: Draws,
     known: Tensor | None = None,
-    block_size: int | None = None,
+    windows: Windows | None = None,
     next_token: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """`-log p(x_i | z)` of every token at the times t, and that of the clean stream where it is asked for.
 
     It has the optimum of the bound and, without its weights, far less noise. It trains the predictor alone.
     """
-    process = model.forward_process
+    process, mixing = model.forward_process, None if windows is None else windows.mixing
     with torch.no_grad():
         E = model.embed(input_ids)
         c, _ = model.encode_context(E, draws.context_noise)
-        z = process.marginal(E, t, c, block_size).sample(draws.noise)
+        z = process.marginal(E, t, c, mixing).sample(draws.noise)
         z = keep_known(known, process.initial_marginal(E, c).mean, z)
-    clean, next_token_losses = model.clean_stream(input_ids, block_size, next_token, detach_process=True)
-    shown = model.shown_prediction(draws, z, t, c, clean, block_size)
-    prediction = model.denoise(z, t, c, clean, shown, block_size, detach_process=True)
+    clean, next_token_losses = model.clean_stream(input_ids, windows, next_token, detach_process=True)
+    shown = model.shown_prediction(draws, z, t, c, clean, windows, known)
+    prediction = model.denoise(z, t, c, clean, shown, windows, known, detach_process=True)
     losses, _ = linear_cross_entropy(*prediction.factors, input_ids)
+    if prediction.first_factors is not None:
+        first, _ = linear_cross_entropy(*prediction.first_factors, input_ids)
+        losses = losses + FIRST_CALL_WEIGHT * (first - first.detach())
     return losses if known is None else losses.masked_fill(known, 0), next_token_losses
 
 

@@ -213,8 +213,8 @@ def _evaluate(
                 for stratum in range(strata):
                     draws = model.draw(len(batch), generator)
                     draws.uniforms = (stratum + shifts) / strata
-                    times = model.token_times(clock, draws, given, density)
-                    terms = bound(model, batch, times, draws, given, model.block_size(clock))
+                    times, windows = model.token_times(clock, draws, given, density)
+                    terms = bound(model, batch, times, draws, given, windows)
                     values = [
                         terms.diffusion.sum(-1),
                         terms.reconstruction.sum(-1),

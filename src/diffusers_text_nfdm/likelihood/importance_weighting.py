@@ -63,23 +63,25 @@ def _log_weight(
         std = torch.exp(0.5 * log_variance)
         context = mean + std * draws.context_noise
         log_weight = _log_ratio_to_standard(context, std, draws.context_noise).sum(-1)
-    block_size = model.block_size(clock)
-    clean, _ = model.clean_stream(input_ids, block_size)
+    length = input_ids.shape[1]
+    batch_clock = BatchClock(clock, length, order=draws.order, in_windows=model.has_windows(clock))
+    blocks = None
+    if batch_clock.block_size is not None:
+        _, blocks = clock.parallel_times(draws.uniforms[:, None], length, None, draws.order)
+    clean = model.read_clean(input_ids)[1] if batch_clock.has_windows else None
     terminal = process.terminal_marginal(embeddings, context)
     z = terminal.sample(draws.noise)
     log_weight = log_weight + _log_ratio_to_standard(z, terminal.std, draws.noise).sum((-1, -2))
 
     grid = torch.linspace(1, 0, num_steps + 1, device=z.device, dtype=z.dtype)[:, None].expand(-1, len(z))[..., None]
-    if block_size is None:
-        batch_clock = BatchClock(clock, input_ids.shape[1], order=draws.order)
-        times = [batch_clock(u).value for u in grid]
-    else:
-        times = [u.expand(input_ids.shape) for u in grid]
-    for t, s in zip(times, times[1:]):
+    times = [batch_clock(u).value if blocks is None else u.expand(input_ids.shape) for u in grid]
+    for u, t, s in zip(grid, times, times[1:]):
         variance = step_variance(process, t, s, context)
-        step = z, t, s, variance, context, block_size
+        windows, window = (blocks, None) if blocks is not None else batch_clock.step_windows(float(u[0]), t, s)
+        step = z, t, s, variance, context, batch_clock.mixing
         q_mean = _step_mean(process, embeddings, *step)
-        p_mean = _step_mean(process, model.denoise(z, t, context, clean, block_size=block_size).embeddings, *step)
+        prediction = model.denoise(z, t, context, clean, windows=windows, window=window)
+        p_mean = _step_mean(process, prediction.embeddings, *step)
         noise = torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
         # log N(z_s; p_mean, v) - log N(z_s; q_mean, v) at z_s = q_mean + sqrt(v) noise
         shift = (q_mean - p_mean) / variance.sqrt()
@@ -117,13 +119,13 @@ def _step_mean(
     s: Tensor,
     variance: Tensor,
     context: Tensor | None,
-    block_size: int | None,
+    mixing: int | None,
 ) -> Tensor:
     """Mean of the step from t to s when the clean embeddings are `embeddings`.
 
     It keeps the marginals unless `v > std_s²`.
     """
-    current, following = (process.marginal(embeddings, time, context, block_size) for time in (t, s))
+    current, following = (process.marginal(embeddings, time, context, mixing) for time in (t, s))
     return following.mean + (following.std.square() - variance).clamp_min(0).sqrt() * current.noise(z)
 
 

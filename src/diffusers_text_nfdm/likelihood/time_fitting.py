@@ -56,12 +56,14 @@ def fit_times(
             batch, given = input_ids[rows].to(device), None if known is None else known[rows].to(device)
             draws = model.draw(len(batch), generator)
             draws.uniforms = (start + torch.arange(len(batch), device=device) + draws.uniforms) / n
-            times = model.token_times(clock, draws, given, density)
-            terms = bound(model, batch, times, draws, given, model.block_size(clock)).diffusion
-            block = model.block_size(clock) or model.config.max_length
+            times, windows = model.token_times(clock, draws, given, density)
+            terms = bound(model, batch, times, draws, given, windows).diffusion
+            block = clock.block_size or model.config.max_length
             # What was drawn, for every text or block, and its term without the weight of the density.
-            drawn = clock.parallel_times(draws.uniforms[:, None], model.config.max_length, given, draws.order)
-            u = drawn.value.expand(terms.shape)[:, ::block] if clock.block_size else draws.uniforms[:, None]
+            u = draws.uniforms[:, None]
+            if clock.block_size:
+                drawn, _ = clock.parallel_times(u, model.config.max_length, given, draws.order)
+                u = drawn.value.expand(terms.shape)[:, ::block]
             weight = density(Dual(u, torch.ones_like(u))).rate
             uniforms.append(u.flatten().double().cpu())
             squares.append((terms.unflatten(1, (-1, block)).sum(-1) / weight).square().flatten().double().cpu())

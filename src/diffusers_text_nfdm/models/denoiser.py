@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..clocks import Windows
 from ..networks.linear_cross_entropy import linear_cross_entropy
 from ..networks.two_stream_predictor import CleanTokens, Places
 from .outputs import Draws
@@ -25,7 +26,8 @@ class Denoiser:
         context: Tensor | None = None,
         clean: CleanTokens | None = None,
         self_condition: Tensor | None = None,
-        block_size: int | None = None,
+        windows: Windows | None = None,
+        known: Tensor | None = None,
         window: slice | None = None,
         detach_process: bool = False,
     ) -> Prediction:
@@ -35,19 +37,20 @@ class Denoiser:
             z: latents, `(batch, seq, dim)`.
             t: their times, `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same.
             context: MuLAN's c.
-            clean: what `read_clean` gave for the tokens before, for a text in blocks.
+            clean: what `read_clean` gave for the tokens before, for a text with windows.
             self_condition: with self-conditioning, the Ê that the predictor sees instead of that of a first call.
-            block_size: tokens of a block, for a text in blocks.
-            window: the tokens to predict, one block. Without it all blocks of a text are predicted at once.
+            windows: of the tokens, each given the clean tokens before it; `None` where all see each other.
+            known: `(batch, seq)`, the tokens that are given.
+            window: the tokens to predict. Without it all windows of a text are predicted at once.
             detach_process: no gradient goes to the embeddings and the forward process.
         """
         part, places = window or slice(None), None
-        if self.config.self_conditioning and self_condition is None:
-            self_condition = self.first_prediction(z, t, context, clean, block_size, window)
+        if self._sees_embeddings and self_condition is None:
+            self_condition = self.first_prediction(z, t, context, clean, windows, known, window)
         if self_condition is not None:
             self_condition = self_condition[:, part]
-        if block_size is not None:
-            places = Places.in_blocks(z.shape[1], block_size, z.device).window(part)
+        if self.config.predictor == "two_stream":
+            places = self._places(t, windows, known).part(part)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_process):
             table, bias = self.embedding_table(), self.token_bias.to(z.dtype)
             alpha_sigma = tuple(_at(x, part) for x in self.forward_process.alpha_sigma(t, context))
@@ -56,15 +59,35 @@ class Denoiser:
         prediction.window, prediction.length = window, z.shape[1]
         return prediction
 
+    @property
+    def _sees_embeddings(self) -> bool:
+        """Whether a second call is shown the Ê of the first; else tokens, which the prediction sees to."""
+        return self.config.self_conditioning and getattr(self.predictor, "second_call", None) is None
+
+    def _places(self, t: Tensor, windows: Windows | None, known: Tensor | None) -> Places:
+        """All tokens of a text, and which of them stand still as text."""
+        places = Places.whole(self.config.max_length, t.device)
+        if windows is not None:
+            places = places._replace(starts=windows.starts)
+        if known is None and t.shape[1] == 1:
+            return places
+        settled = t == 0 if known is None else (t == 0) | known
+        # Reading a value would stall an accelerator.
+        if known is None and t.device.type == "cpu" and not settled.any():
+            return places
+        starts = places.starts.expand(settled.shape)
+        return Places(places.positions.expand(settled.shape), starts, settled, known)
+
     def predict_unseen(self, clean: CleanTokens | None, places: Places, context: Tensor | None = None) -> Prediction:
-        """What the predictor says of tokens of which nothing is seen, at places of their own: those of time 1."""
-        keys, _ = clean[0]
-        n = places.positions.shape[-1]
-        z = keys.new_zeros(len(keys), n, self.config.embedding_dim, dtype=self.latent_dtype)
+        """What one call of the predictor says of tokens of which nothing is seen, at places of their own: those of
+        time 1.
+        """
+        inputs, n = clean.inputs, places.positions.shape[-1]
+        z = inputs.new_zeros(len(inputs), n, self.config.embedding_dim, dtype=self.latent_dtype)
         t, nothing = z.new_ones(len(z), 1), (z.new_zeros(1, 1, 1), z.new_ones(1, 1, 1))
-        shown = torch.zeros_like(z) if self.config.self_conditioning else None
+        shown = torch.zeros_like(z) if self._sees_embeddings else None
         inputs = z, t, nothing, self.embedding_table(), self.token_bias.to(z.dtype), context, shown, clean, places
-        return self.prediction(self.predictor, *inputs)
+        return self.prediction(self.predictor, *inputs, second_call=False)
 
     @torch.no_grad()
     def first_prediction(
@@ -73,11 +96,12 @@ class Denoiser:
         t: Tensor,
         context: Tensor | None,
         clean: CleanTokens | None,
-        block_size: int | None,
+        windows: Windows | None,
+        known: Tensor | None = None,
         window: slice | None = None,
     ) -> Tensor:
         """Ê of a call that is shown none."""
-        first = self.denoise(z, t, context, clean, torch.zeros_like(z), block_size, window).embeddings
+        first = self.denoise(z, t, context, clean, torch.zeros_like(z), windows, known, window).embeddings
         # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too
         # (pytorch/pytorch#165068).
         torch.clear_autocast_cache()
@@ -90,20 +114,22 @@ class Denoiser:
         t: Tensor,
         context: Tensor | None,
         clean: CleanTokens | None,
-        block_size: int | None,
+        windows: Windows | None,
+        known: Tensor | None = None,
     ) -> Tensor | None:
         """In training, the first Ê of a share of the texts and zeros for the others: the predictor learns both
         calls.
         """
-        if not self.config.self_conditioning or not self.training:
+        if not self._sees_embeddings or not self.training:
             return None
         rows = (draws.self_conditioned < SELF_CONDITIONED_SHARE).nonzero()[:, 0]
         shown = torch.zeros_like(z)
         if len(rows):
-            if clean is not None:
-                clean = tuple((key[rows], value[rows]) for key, value in clean)
-            context = None if context is None else context[rows]
-            shown[rows] = self.first_prediction(z[rows], t[rows], context, clean, block_size)
+            clean = None if clean is None else clean.rows(rows)
+            context, known = (None if x is None else x[rows] for x in (context, known))
+            if windows is not None and len(windows.starts) > 1:
+                windows = windows._replace(starts=windows.starts[rows])
+            shown[rows] = self.first_prediction(z[rows], t[rows], context, clean, windows, known)
         return shown
 
     def read_clean(
@@ -122,18 +148,18 @@ class Denoiser:
         return states.to(dtype), output.weight.to(dtype), output.bias.to(dtype) + self.token_bias.to(dtype)
 
     def clean_stream(
-        self, input_ids: Tensor, block_size: int | None, next_token: bool = False, detach_process: bool = False
+        self, input_ids: Tensor, windows: Windows | None, next_token: bool = False, detach_process: bool = False
     ) -> tuple[CleanTokens | None, Tensor | None]:
         """What noisy tokens see of the clean text, and with `next_token` `-log p(x_i | x_<i)` of it,
         `(batch, seq - 1)`.
         """
-        if block_size is None and not next_token:
+        if windows is None and not next_token:
             return None, None
         states, clean = self.read_clean(input_ids, None, detach_process)
         losses = None
         if next_token:
             losses, _ = linear_cross_entropy(*self.next_token_factors(states[:, :-1]), input_ids[:, 1:])
-        return (None if block_size is None else clean), losses
+        return (None if windows is None else clean), losses
 
 
 def _at(values: Tensor, part: slice) -> Tensor:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .. import objective
-from ..clocks import Clock, Density, check_known, hold_known, make_clock
+from ..clocks import Clock, Density, Windows, check_known, hold_known, make_clock
 from ..forward_processes import ForwardProcess
 from ..networks.bert_predictor import BertPredictor
 from ..networks.context_encoder import ContextEncoder
@@ -184,9 +184,10 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             )
         return clock
 
-    def block_size(self, clock: Clock) -> int | None:
-        """Tokens of a block along the clock, `None` where that is the whole text."""
-        return None if clock.block_size in (None, self.config.max_length) else clock.block_size
+    def has_windows(self, clock: Clock) -> bool:
+        """Whether the tokens in motion along the clock are given the clean tokens before them."""
+        whole = clock.block_size == self.config.max_length
+        return self.config.predictor == "two_stream" and clock.has_windows and not whole
 
     def forward(
         self,
@@ -204,7 +205,7 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         return_dict: bool = True,
     ) -> TextDiffusionOutput | tuple:
         """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per text, or per
-        block.
+        window.
 
         Args:
             input_ids: token ids, padding included: every position is modelled.
@@ -227,8 +228,8 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             return self._next_token_output(input_ids, next_token_weight, return_dict)
         clock = self.clock(clock)
         draws = self.draw(len(input_ids), generator, input_ids.device) if draws is None else draws
-        times = self.token_times(clock, draws, known) if t is None else self.given_times(t, known)
-        options = draws, known, self.block_size(clock), next_token_weight > 0
+        times, windows = self.token_times(clock, draws, known) if t is None else (self.given_times(t, known), None)
+        options = draws, known, windows, next_token_weight > 0
 
         if cross_entropy:
             t = times.value if masked is None else torch.where(masked, 1, times.value)
@@ -254,13 +255,16 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
 
     def token_times(
         self, clock: Clock, draws: Draws, known: Tensor | None = None, density: Density | None = None
-    ) -> Dual:
+    ) -> tuple[Dual, Windows | None]:
         """Token times and their rates, along the clock and by the learned density, and a further one of global
-        times.
+        times; and the windows of the tokens.
         """
-        uniforms = draws.uniforms[:, None]
-        times = clock.parallel_times(uniforms, self.config.max_length, known, draws.order, density)
-        return hold_known(self.time_sampler(times), known)
+        arguments = draws.uniforms[:, None], self.config.max_length, known, draws.order, density
+        if self.has_windows(clock):
+            times, windows = clock.parallel_times(*arguments)
+        else:
+            times, windows = clock.single_times(*arguments), None
+        return hold_known(self.time_sampler(times), known), windows
 
     def given_times(self, t: Tensor, known: Tensor | None = None) -> Dual:
         """The given times, `(batch,)` or `(batch, max_length)`, at rate 1."""

@@ -34,6 +34,7 @@ class Prediction:
         factors: `(states, weight, bias)` with logits `states weightᵀ + bias`, so that a loss need not hold the logits.
         table: the token embeddings, whose mean under the logits is Ê.
         window: the tokens that were predicted, out of `length`; `None` for all. Ê of the others is zero.
+        first_factors: `factors` of the first of two calls, which is trained as well.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Prediction:
         table: Tensor | None = None,
         window: slice | None = None,
         length: int | None = None,
+        first_factors: tuple[Tensor, Tensor, Tensor] | None = None,
     ):
+        self.first_factors = first_factors
         self._embeddings, self.factors, self.table = embeddings, factors, table
         self.window, self.length = window, length
 
@@ -167,6 +170,7 @@ class CategoricalPrediction(nn.Module):
         self_condition: Tensor | None = None,
         clean: CleanTokens | None = None,
         places: Places | None = None,
+        second_call: bool = True,
     ) -> Prediction:
         """Logits from latents and times.
 
@@ -175,12 +179,15 @@ class CategoricalPrediction(nn.Module):
             alpha_sigma: of the forward process at the times.
             table: token embeddings, `(vocab, dim)`.
             bias: b.
+            second_call: with self-conditioning, whether there is one.
         """
         output = predictor.output
         with full_precision(z):
             evidence, evidence_weight = self.evidence(z, t, alpha_sigma, table)
         # What the network is shown of each latent.
         shown, shown_t, (alpha, sigma) = evidence, t, alpha_sigma
+        weight = torch.cat([output.weight.to(z.dtype), evidence_weight], dim=-1)
+        logit_bias = output.bias.to(z.dtype) + bias
         alone = moves_alone(t, z.shape[1], places)
         if alone is not None:
             shown_t = torch.where(alone, 1, t)
@@ -188,25 +195,32 @@ class CategoricalPrediction(nn.Module):
             if self_condition is not None:
                 # Its first Ê has its latent in it, too.
                 self_condition = self_condition.masked_fill(alone[..., None], 0)
-        tokens = None
+        tokens, first_factors = None, None
         if predictor.reads_tokens:
             tokens = mean_token_rows(shown, evidence_weight, bias, predictor.token_rows.weight)
         latents = self.linear_estimate(z, (alpha, sigma))
-        states = predictor(latents, shown_t, context, tokens, self_condition, clean, places).to(z.dtype)
-        weight = torch.cat([output.weight.to(z.dtype), evidence_weight], dim=-1)
-        factors = torch.cat([states, evidence], dim=-1), weight, output.bias.to(z.dtype) + bias
-        return Prediction(factors=factors, table=table)
+        inputs = latents, shown_t, context
+        states = predictor(*inputs, tokens, self_condition, clean, places).to(z.dtype)
+        if second_call and predictor.reads_tokens and predictor.second_call is not None:
+            # The second call sees tokens as the first one predicts them.
+            first_factors = torch.cat([states, evidence], dim=-1), weight, logit_bias
+            predicted = torch.cat([states.detach(), shown], dim=-1)
+            tokens = mean_token_rows(predicted, weight, logit_bias, predictor.token_rows.weight)
+            states = predictor(*inputs, tokens, None, clean, places, second_call=True).to(z.dtype)
+        factors = torch.cat([states, evidence], dim=-1), weight, logit_bias
+        return Prediction(factors=factors, table=table, first_factors=first_factors)
 
 
 def mean_token_rows(evidence: Tensor, evidence_weight: Tensor, bias: Tensor, rows: Tensor) -> Tensor:
-    """What the predictor reads of `p(x_i | z_i) = softmax(evidence weightᵀ + b)`: the mean of the token rows under it.
+    """What the predictor reads of a posterior `softmax(evidence weightᵀ + b)` of a token: the mean of the token rows
+    under it.
 
     No gradient goes through the posterior.
     """
     dtype = rows.dtype
     with torch.no_grad(), full_precision(evidence):
         prior = torch.softmax(bias, -1)
-        # Where z is only noise the posterior is the prior, once for all. An accelerator would have to wait for the
+        # Where nothing is seen the posterior is the prior, once for all. An accelerator would have to wait for the
         # count.
         some = (
             evidence.any(-1) if evidence.device.type == "cpu" else torch.ones_like(evidence[..., 0], dtype=torch.bool)
@@ -215,11 +229,12 @@ def mean_token_rows(evidence: Tensor, evidence_weight: Tensor, bias: Tensor, row
     means = posterior.to(dtype) @ rows
     if len(means) == some.numel():
         return means.view(*some.shape, -1)
-    return (prior.to(dtype) @ rows).expand(*some.shape, -1).index_put((some,), means.to(dtype))
+    unseen = prior.to(dtype) @ rows
+    return unseen.expand(*some.shape, -1).index_put((some,), means.to(unseen.dtype))
 
 
 def moves_alone(t: Tensor, length: int, places: Places | None) -> Tensor | None:
-    """The tokens, `(batch, seq)`, that move while all others of their block stand still; `None` if there are none.
+    """The tokens, `(batch, seq)`, that move while all others of their window stand still; `None` if there are none.
 
     The network is shown such a token as noise. What its latent says of it is in the logits, exactly, and no other
     token in motion could learn from it. So it costs the cross-entropy of `p(x_i | the others as they are)`.
@@ -229,5 +244,5 @@ def moves_alone(t: Tensor, length: int, places: Places | None) -> Tensor | None:
     moving = (t > 0) & (t < 1)
     if places is None:
         return moving & (moving.sum(-1, keepdim=True) == 1)
-    same_block = places.starts[..., None] == places.starts[..., None, :]
-    return moving & ((same_block & moving[:, None]).sum(-1) == 1)
+    same_window = places.starts[..., None] == places.starts[..., None, :]
+    return moving & ((same_window & moving[:, None]).sum(-1) == 1)

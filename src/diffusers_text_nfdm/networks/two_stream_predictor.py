@@ -1,14 +1,17 @@
 """Our predictor: one pre-norm trunk for a stream of clean tokens and a stream of noisy ones.
 
-Both streams have the same weights. The clean stream reads the text from left to right; the noisy one reads it block by
-block:
+Both streams have the same weights. The clean stream reads the text from left to right; the noisy one reads it window
+by window:
 
     a clean token sees the clean tokens up to itself;
-    a noisy token sees the clean tokens of earlier blocks and all noisy tokens of its own block.
+    a token in motion sees the clean tokens before its window and all noisy tokens of its window;
+    a token that is given sees those given before it, and every window sees it;
+    a token that has settled inside its window sees what stands still before it.
 
-So all blocks of a text are predicted in one call as if each were alone, the clean stream is an autoregressive model,
-and in sampling the keys and values of what is written are kept. Where the whole text is one block there is no clean
-stream.
+In both streams the state that predicts token i stands where token i-1 does, and holds what is seen of it: what the
+clean stream learns of the next token holds for the noisy one, too. So all windows of a text are predicted in one call
+as if each were alone, the clean stream is an autoregressive model, and in sampling the keys and values of what is
+written are kept. Where the whole text is one window there is no clean stream.
 """
 
 from __future__ import annotations
@@ -36,42 +39,74 @@ if TYPE_CHECKING:
 ROTARY_BASE = 100.0
 # Attention scores are this number, learned per head, times the cosine of query and key.
 FIRST_SHARPNESS = 4.0
+# On CPUs attention by plain products is three times as fast as the fused one for texts up to this length.
+SHORT_TEXT = 512
 
 
 class Places(NamedTuple):
-    """Where noisy tokens stand. A block is known by the position at which it starts.
+    """Where noisy tokens stand. A window is known by the position at which it starts.
 
     Args:
         positions: `(tokens,)`, or `(batch, tokens)` where every text has its own.
-        starts: where the block of each token starts, of the same shape.
+        starts: where the window of each token starts, of one of these shapes.
+        settled: `(batch, tokens)`, the tokens that stand still as text; `None` if there are none.
+        given: `(batch, tokens)`, those of them that are known from the beginning, by every window.
     """
 
     positions: Tensor
     starts: Tensor
+    settled: Tensor | None = None
+    given: Tensor | None = None
 
     @classmethod
-    def in_blocks(cls, length: int, block_size: int | None = None, device: torch.device | None = None) -> Places:
-        """All tokens of a text in blocks, or in one."""
+    def whole(cls, length: int, device: torch.device | None = None) -> Places:
+        """All tokens of a text in one window."""
         positions = torch.arange(length, device=device)
-        return cls(positions, positions - positions % (block_size or length))
+        return cls(positions, torch.zeros_like(positions))
 
-    def window(self, window: slice) -> Places:
+    def part(self, part: slice) -> Places:
         """Some of the tokens."""
-        return Places(self.positions[..., window], self.starts[..., window])
+        return Places(*(None if x is None else x[..., part] for x in self))
 
 
 def sees_clean(places: Places, clean: Tensor) -> Tensor:
-    """Which clean tokens, at positions `clean`, noisy ones see: those before their block."""
-    return clean < places.starts[..., None]
+    """Which clean tokens, at positions `clean`, noisy ones see: those before their window."""
+    seen = clean < places.starts[..., None]
+    return seen if places.given is None else seen & ~places.given[..., None]
 
 
 def sees_noisy(places: Places) -> Tensor:
-    """Which noisy tokens noisy ones see: those of their own block."""
-    return places.starts[..., None] == places.starts[..., None, :]
+    """Which noisy tokens noisy ones see."""
+    same = places.starts[..., None] == places.starts[..., None, :]
+    if places.settled is None:
+        return same
+    earlier = places.positions[..., None, :] <= places.positions[..., None]
+    settled = places.settled
+    seen = same & (~settled[..., None] | (settled[..., None, :] & earlier))
+    if places.given is None:
+        return seen
+    given, behind = places.given, places.positions[..., None, :] >= places.starts[..., None]
+    seen = seen | (given[..., None, :] & behind & (~settled[..., None] | earlier))
+    return torch.where(given[..., None], given[..., None, :] & earlier, seen)
 
 
-# Keys and values of clean tokens in every layer, `(batch, heads, tokens, head_dim)` each, for the positions from 0 on.
-CleanTokens = tuple[tuple[Tensor, Tensor], ...]
+class CleanTokens(NamedTuple):
+    """What is seen of clean tokens, from position 0 on.
+
+    Args:
+        inputs: what the first layer got, `(batch, tokens, hidden_size)`.
+        keys_values: of every layer, `(batch, heads, tokens, head_dim)` each.
+    """
+
+    inputs: Tensor
+    keys_values: tuple[tuple[Tensor, Tensor], ...]
+
+    def rows(self, rows: Tensor) -> CleanTokens:
+        """Those of some texts."""
+        return CleanTokens(self.inputs[rows], tuple((key[rows], value[rows]) for key, value in self.keys_values))
+
+    def __len__(self) -> int:
+        return self.inputs.shape[1]
 
 
 class Rotation(NamedTuple):
@@ -113,7 +148,7 @@ class PredictorLayer(GradientCheckpointingLayer):
         self.attention_dropout = config.attention_probs_dropout_prob
 
     def forward(
-        self, x: Tensor, seen: Tensor, query_place: Rotation, key_place: Rotation, clean: tuple[Tensor, Tensor] | None
+        self, x: Tensor, seen: Tensor, place: Rotation, clean: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The new states, and the keys and values of these tokens.
 
@@ -123,13 +158,19 @@ class PredictorLayer(GradientCheckpointingLayer):
         query, key, value = (
             self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         )
-        query = query_place(F.normalize(query, dim=-1)) * self.log_sharpness.exp().to(query.dtype)
-        key = key_place(F.normalize(key, dim=-1))
+        query = place(F.normalize(query, dim=-1)) * self.log_sharpness.exp().to(query.dtype)
+        key = place(F.normalize(key, dim=-1))
         keys, values = (
             (key, value) if clean is None else (torch.cat(pair, dim=-2) for pair in zip(clean, (key, value)))
         )
         dropout = self.attention_dropout if self.training else 0.0
-        attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=seen, dropout_p=dropout, scale=1.0)
+        if query.device.type == "cpu" and keys.shape[-2] <= SHORT_TEXT:
+            scores = (query @ keys.mT).masked_fill(~seen, torch.finfo(query.dtype).min)
+            attended = F.dropout(torch.softmax(scores, dim=-1), dropout) @ values
+        else:
+            attended = F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=seen, dropout_p=dropout, scale=1.0
+            )
         x = x + self.dropout(self.attention_output(attended.transpose(1, 2).flatten(2)))
         x = x + self.dropout(self.mlp_output(self.activation(self.mlp_input(self.mlp_norm(x)))))
         return x, (key, value)
@@ -138,9 +179,9 @@ class PredictorLayer(GradientCheckpointingLayer):
 class TwoStreamPredictor(nn.Module):
     """`net(z, t, c)` of noisy tokens, given clean ones before them.
 
-    The input of a token is its time and its latent. With categorical prediction the latent is read as the mean of
-    token rows under the posterior that it gives of its token; a clean token is read as its row. A noisy token attends
-    from the place before its own, as the clean stream does for the same prediction.
+    The state that predicts token i begins as what is seen of token i-1 and the times of both. What no state behind it
+    holds, its own does: the last token of a window, and what is given. With categorical prediction a latent is seen as
+    the mean of token rows under a posterior of its token; a clean token is seen as its row.
     """
 
     def __init__(self, config: TextDiffusionConfig, context_dim: int | None = None):
@@ -154,7 +195,13 @@ class TwoStreamPredictor(nn.Module):
         else:
             self.input = tanh_mlp(config.embedding_dim, size, size)
         self.time_embedding = TimeEmbedding(size, size)
-        self.self_condition = self_condition_input(config)
+        self.own_time_embedding = TimeEmbedding(size, size)
+        self.own_input = nn.Linear(size, size, bias=False)
+        # Says that tokens are seen as the first call predicts them.
+        self.second_call = None
+        if config.self_conditioning and self.reads_tokens:
+            self.second_call = nn.Parameter(torch.zeros(size))
+        self.self_condition = None if self.reads_tokens else self_condition_input(config)
         self.context = None if context_dim is None else nn.Linear(context_dim, size)
         self.layers = nn.ModuleList(PredictorLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(size, eps=1e-6)
@@ -169,6 +216,9 @@ class TwoStreamPredictor(nn.Module):
                 init.normal_(linear.weight, std=0.85 * linear.in_features**-0.5)
             for linear in (layer.attention_output, layer.mlp_output):
                 init.zeros_(linear.weight)
+        init.zeros_(self.own_input.weight)
+        if self.second_call is not None:
+            init.zeros_(self.second_call)
         if self.reads_tokens:
             init.normal_(self.token_rows.weight)
 
@@ -181,6 +231,7 @@ class TwoStreamPredictor(nn.Module):
         self_condition: Tensor | None = None,
         clean: CleanTokens | None = None,
         places: Places | None = None,
+        second_call: bool = False,
     ) -> Tensor:
         """The states that the output layer gets, `(batch, seq, hidden_size)`.
 
@@ -190,22 +241,51 @@ class TwoStreamPredictor(nn.Module):
             context: MuLAN's c, `(batch, context_dim)`.
             tokens: mean token rows, `(batch, seq, hidden_size)`, which are read instead of z with categorical
                 prediction.
-            self_condition: an Ê made before, of the shape of `z`, for self-conditioning.
-            clean: what is seen of clean tokens, where the text is in blocks.
-            places: where the noisy tokens stand; by default they are a text in one block.
+            self_condition: an Ê made before, of the shape of `z`, for self-conditioning without categorical
+                prediction.
+            clean: what is seen of clean tokens, where the text has windows.
+            places: where the noisy tokens stand; by default they are a text in one window. The tokens of a window
+                follow one another.
+            second_call: `tokens` are from the predictions of a first call.
         """
-        places = places or Places.in_blocks(z.shape[1], device=z.device)
-        x = self._input(z, t, tokens)
+        places = places or Places.whole(z.shape[1], z.device)
+        own = self.input(z.to(self.own_input.weight.dtype)) if tokens is None else tokens
         if self.self_condition is not None:
-            x = x + self.self_condition(self_condition.to(x.dtype))
+            own = own + self.self_condition(self_condition.to(own.dtype))
+        x = self._contents(own, t, clean, places) + self.own_time_embedding(Dual(t)).value
+        if second_call:
+            x = x + self.second_call
         if self.context is not None:
             x = x + self.context(context.to(x.dtype))[:, None]
         seen = sees_noisy(places)
         if clean is not None:
-            before = torch.arange(_length(clean), device=z.device)
-            seen = torch.cat([sees_clean(places, before), seen], dim=-1)
-        x, _ = self._layers(x, seen, places.positions - 1, places.positions, clean)
+            before = torch.arange(len(clean), device=z.device)
+            seen = torch.cat([sees_clean(places, before).expand(*seen.shape[:-1], -1), seen], dim=-1)
+        x, _ = self._layers(x, seen, places.positions - 1, None if clean is None else clean.keys_values)
         return x
+
+    def _contents(self, own: Tensor, t: Tensor, clean: CleanTokens | None, places: Places) -> Tensor:
+        """What is seen of the token before each one, or else of itself."""
+        first = places.positions == places.starts
+        # What stands still says nothing of what moves, and what is given nothing of what settled later.
+        nothing = torch.zeros_like(first)
+        given = places.given
+        if places.settled is not None:
+            nothing = places.settled & ~F.pad(places.settled[:, :-1], (1, 0))
+        if given is not None:
+            nothing = nothing | (given & ~F.pad(given[:, :-1], (1, 0)))
+            first = first & ~given
+        apart = first | nothing
+        held = F.pad(~apart[..., 1:], (0, 1), value=False)
+        if given is not None:
+            held = held & ~given
+        before = F.pad((own + self.time_embedding(Dual(t)).value)[:, :-1], (0, 0, 1, 0))
+        before = before.masked_fill(apart[..., None], 0)
+        if clean is not None:
+            index = (places.starts - 1).clamp(0, len(clean) - 1)[..., None].expand(len(own), -1, own.shape[-1])
+            last = clean.inputs.gather(1, index)
+            before = torch.where((first & (places.starts > 0))[..., None], last, before)
+        return before + self.own_input(own).masked_fill(held[..., None], 0)
 
     def read_clean(
         self, ids: Tensor, embeddings: Tensor, before: CleanTokens | None = None
@@ -216,24 +296,20 @@ class TwoStreamPredictor(nn.Module):
             ids, embeddings: of the clean tokens that follow those of `before`.
             before: what was read already; the result then holds both.
         """
-        start = 0 if before is None else _length(before)
+        start = 0 if before is None else len(before)
         keys = torch.arange(start + ids.shape[1], device=ids.device)
         positions = keys[start:]
-        tokens = self.token_rows(ids) if self.reads_tokens else None
-        x = self._input(embeddings, embeddings.new_zeros(1, 1), tokens)
-        x, new = self._layers(x, keys <= positions[:, None], positions, positions, before)
+        time = self.time_embedding(Dual(embeddings.new_zeros(1, 1))).value
+        inputs = time + (self.token_rows(ids) if self.reads_tokens else self.input(embeddings.to(time.dtype)))
+        past = None if before is None else before.keys_values
+        x, new = self._layers(inputs, keys <= positions[:, None], positions, past)
         if before is not None:
-            new = tuple(
-                tuple(torch.cat(pair, dim=-2) for pair in zip(past, recent)) for past, recent in zip(before, new)
-            )
-        return x, new
-
-    def _input(self, latents: Tensor, t: Tensor, tokens: Tensor | None) -> Tensor:
-        time = self.time_embedding(Dual(t)).value
-        return time + (self.input(latents.to(time.dtype)) if tokens is None else tokens)
+            inputs = torch.cat([before.inputs, inputs], dim=1)
+            new = tuple(tuple(torch.cat(pair, dim=-2) for pair in zip(*layers)) for layers in zip(past, new))
+        return x, CleanTokens(inputs, new)
 
     def _layers(
-        self, x: Tensor, seen: Tensor, query_positions: Tensor, key_positions: Tensor, clean: CleanTokens | None
+        self, x: Tensor, seen: Tensor, positions: Tensor, past: tuple[tuple[Tensor, Tensor], ...] | None
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
         """The last states, and the keys and values of every layer."""
         if self.config._attn_implementation not in (None, "sdpa"):
@@ -241,14 +317,10 @@ class TwoStreamPredictor(nn.Module):
                 "The two-stream predictor needs attention 'sdpa', which takes a mask; it is "
                 f"{self.config._attn_implementation!r}."
             )
-        rotations = [Rotation.at(positions, self.head_dim) for positions in (query_positions, key_positions)]
+        place = Rotation.at(positions, self.head_dim)
         seen = seen.view(-1, 1, *seen.shape[-2:])
         x, keys_values = self.dropout(x), []
         for index, layer in enumerate(self.layers):
-            x, new = layer(x, seen, *rotations, None if clean is None else clean[index])
+            x, new = layer(x, seen, place, None if past is None else past[index])
             keys_values.append(new)
         return self.norm(x), tuple(keys_values)
-
-
-def _length(clean: CleanTokens) -> int:
-    return clean[0][0].shape[-2]

@@ -161,7 +161,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             clamp_predictions: move each Ê to its nearest embedding before the step (the clamping trick of
                 Diffusion-LM).
             output_type: `"text"`, `"seq"` (token ids) or `"latent"` (z_0).
-            return_trajectory: also return the best tokens of every Ê; blocks to come are padding.
+            return_trajectory: also return the best tokens of every Ê; tokens to come are padding.
             callback_on_step_end: called as `callback(pipeline, step, timestep, tensors)` after every step with the
                 tensors named in `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens`
                 (its best tokens). It may return a dict whose `latents` replace those of the pipeline. Between the
@@ -217,7 +217,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 batches.append(batch)
         self.maybe_free_model_hooks()
         calls = torch.cat([torch.as_tensor(batch.calls).expand(len(batch.z)) for batch in batches]).cpu()
-        calls = calls * self.model.config.calls_per_prediction
+        if not isinstance(self.scheduler, DraftVerifyScheduler):
+            calls = calls * self.model.config.calls_per_prediction
         sequences = None if output_type == "latent" else torch.cat([batch.written for batch in batches]).cpu()
         trajectory, trajectory_times = _join_trajectories(batches) if return_trajectory else (None, None)
         output = NFDMTextPipelineOutput(
@@ -264,7 +265,13 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if isinstance(scheduler, DraftVerifyScheduler):
             self._write_verified(batch, options)
             return
-        clock = BatchClock(options.clock, model.config.max_length, batch.known, self._order(batch, options.clock))
+        clock = BatchClock(
+            options.clock,
+            model.config.max_length,
+            batch.known,
+            self._order(batch, options.clock),
+            in_windows=model.has_windows(options.clock),
+        )
         # A fresh start for every batch: schedulers carry state from step to step.
         self._set_timesteps(options, clock)
         for timestep in scheduler.timesteps:
@@ -284,7 +291,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 self._call_back(batch, timestep, prediction, options)
             batch.calls += 1
             options.bar.update()
-        self._write(batch, model.config.max_length, clock.block_size, options)
+        self._write(batch, model.config.max_length, options)
 
     def _write_verified(self, batch: _Batch, options: _Options) -> None:
         def note(tokens: Tensor, written: Tensor) -> None:
@@ -298,32 +305,50 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         )
 
     def _predict(self, batch: _Batch, timestep: Tensor, clock: BatchClock, options: _Options) -> Prediction | Tensor:
-        """What the model says of the tokens: of those of the block in motion, if the text is in blocks."""
-        scheduler, z = self.scheduler, self.scheduler.scale_model_input(batch.z, timestep)
-        window = None if clock.block_size is None else clock.window(float(timestep))
-        if window is not None:
-            self._write(batch, window.start, clock.block_size, options)
+        """What the model says of the tokens: of those of the window, if the clock has windows."""
+        model, scheduler = self.model, self.scheduler
+        z = scheduler.scale_model_input(batch.z, timestep)
+        windows, window, clean = None, None, None
+        if clock.has_windows:
+            bounds = scheduler.step_bounds(timestep)
+            windows, window = clock.step_windows(bounds[0], *(scheduler.token_times(u, z).value for u in bounds))
+            clean = self._read(
+                batch, window.start, int(windows.starts[:, window].clamp_max(window.stop).max()), options
+            )
         t = scheduler.token_times(timestep, z).value
-        prediction = self.model.denoise(z, t, batch.context, batch.clean, block_size=clock.block_size, window=window)
+        prediction = model.denoise(z, t, batch.context, clean, windows=windows, known=batch.known, window=window)
         if not options.clamp_predictions:
             return prediction
-        nearest = torch.cdist(prediction.embeddings.flatten(0, 1), self.model.embedding_table()).argmin(-1)
-        clamped = self.model.embed(nearest.view(z.shape[:-1]))
+        nearest = torch.cdist(prediction.embeddings.flatten(0, 1), model.embedding_table()).argmin(-1)
+        clamped = model.embed(nearest.view(z.shape[:-1]))
         return Prediction(clamped if window is None else clamped[:, window], window=window, length=z.shape[1])
 
-    def _write(self, batch: _Batch, stop: int, block_size: int | None, options: _Options) -> None:
-        """Choose the tokens up to `stop` from z_0, and read those of whole blocks as clean ones."""
+    def _read(self, batch: _Batch, start: int, stop: int, options: _Options) -> CleanTokens | None:
+        """What noisy tokens see of the text before their windows, which start from `start` on, in some texts later.
+
+        Texts in which other tokens are known are ahead of one another; what not all have is read anew.
+        """
+        self._write(batch, start, options)
+        kept = 0 if batch.clean is None else len(batch.clean)
+        if kept < start:
+            _, batch.clean = self.model.read_clean(batch.written[:, kept:], batch.clean)
+        ahead = min(stop, self.model.config.max_length) - start
+        if batch.known is None or ahead <= 0:
+            return batch.clean
+        tokens = batch.with_known(self.model.decode(batch.z, batch.context)[:, : start + ahead].argmax(-1))
+        return self.model.read_clean(tokens[:, start:], batch.clean)[1]
+
+    def _write(self, batch: _Batch, stop: int, options: _Options) -> None:
+        """Choose the tokens up to `stop` from z_0."""
         start = batch.written.shape[1]
         if start == stop:
             return
         logits = self.model.decode(batch.z, batch.context)[:, start:stop]
         tokens = select_tokens(logits, generators=batch.generators, **options.choice)
         batch.written = batch.with_known(torch.cat([batch.written, tokens], dim=1))
-        if block_size is not None and stop < self.model.config.max_length:
-            _, batch.clean = self.model.read_clean(batch.written[:, start:], batch.clean)
 
     def _best_tokens(self, batch: _Batch, prediction: Prediction | Tensor) -> Tensor:
-        """The text as the prediction has it; blocks to come are padding."""
+        """The text as the prediction has it; tokens to come are padding."""
         window = getattr(prediction, "window", None)
         embeddings = prediction.embeddings if isinstance(prediction, Prediction) else prediction
         tokens = self.model.decode(embeddings, batch.context).argmax(-1)
@@ -353,7 +378,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         """How many predictions a batch takes."""
         if isinstance(self.scheduler, DraftVerifyScheduler):
             return float("inf")
-        self._set_timesteps(options, BatchClock(options.clock, self.model.config.max_length))
+        in_windows = self.model.has_windows(options.clock)
+        self._set_timesteps(options, BatchClock(options.clock, self.model.config.max_length, in_windows=in_windows))
         # An adaptive scheduler does not know how many calls it will take.
         return len(self.scheduler.timesteps) if hasattr(self.scheduler.timesteps, "__len__") else float("inf")
 

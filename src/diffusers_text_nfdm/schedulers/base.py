@@ -132,8 +132,8 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
         return Dual(t.clamp_max(self.start_time), torch.where(t > self.start_time, 0, rate))
 
     @property
-    def _block_size(self) -> int | None:
-        return None if self._clock is None else self._clock.block_size
+    def _mixing(self) -> int | None:
+        return None if self._clock is None else self._clock.mixing
 
     @staticmethod
     def _as_timesteps(times: list[float], device: str | torch.device | None) -> Tensor:
@@ -145,10 +145,10 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
         if getattr(self, "_grid", None) is None:
             raise ValueError("`set_timesteps` must be called before `step`.")
 
-    def _interval(self, timestep: Tensor | float) -> tuple[float, float]:
-        """The step `(u, u')` that begins at `timestep`.
+    def step_bounds(self, timestep: Tensor | float) -> tuple[float, float]:
+        """The step `(u, u')` that the next call of `step` is part of.
 
-        Only the first call looks at its value: none after it waits for a device.
+        Only the first call looks at the time: none after it waits for a device.
         """
         self._require_timesteps()
         if self._step_index is None:
@@ -156,9 +156,13 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
             self._step_index = distances.index(min(distances))
         if self._step_index == self.num_inference_steps:
             raise ValueError("`step` has reached time 0: call `set_timesteps` before another run.")
-        u, next_u = self._grid[self._step_index], self._grid[self._step_index + 1]
+        return self._grid[self._step_index], self._grid[self._step_index + 1]
+
+    def _interval(self, timestep: Tensor | float) -> tuple[float, float]:
+        """The step that begins at `timestep`; the next call is part of the one behind it."""
+        bounds = self.step_bounds(timestep)
         self._step_index += 1
-        return u, next_u
+        return bounds
 
     @staticmethod
     def _noise(sample: Tensor, generator: Generators) -> Tensor:

@@ -84,7 +84,7 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         if next_u == 0:
             final = forward_process.initial_marginal(prediction, context).mean
             return self._output(final, sample, t, s, return_dict)
-        block_size = self._block_size
+        mixing = self._mixing
         rho = self.config.noise_fraction
         if rho == "snr":
             rho = 1 - forward_process.snr(t, context) / forward_process.snr(s, context)
@@ -92,13 +92,13 @@ class MarkovChainScheduler(TextDiffusionScheduler):
             rho = rho.clamp(0, 1)
         if isinstance(rho, Tensor) or 0 < rho < 1:
             rho = torch.as_tensor(rho, device=sample.device, dtype=sample.dtype)
-            kept = forward_process.marginal(prediction, t, context, block_size).noise(sample)
+            kept = forward_process.marginal(prediction, t, context, mixing).noise(sample)
             noise = (1 - rho).sqrt() * kept + rho.sqrt() * self._noise(sample, generator)
         elif rho == 0:
-            noise = forward_process.marginal(prediction, t, context, block_size).noise(sample)
+            noise = forward_process.marginal(prediction, t, context, mixing).noise(sample)
         else:
             noise = self._noise(sample, generator)
-        moved = forward_process.marginal(prediction, s, context, block_size).sample(noise)
+        moved = forward_process.marginal(prediction, s, context, mixing).sample(noise)
         if s.shape[1] > 1:
             final = forward_process.initial_marginal(prediction, context).mean
             moved = torch.where((s > 0)[..., None], moved, final)

@@ -93,11 +93,15 @@ class ReverseODEScheduler(TextDiffusionScheduler):
     def tableau(self) -> Tableau:
         return TABLEAUS[self.config.method]
 
+    def step_bounds(self, timestep: Tensor | float) -> tuple[float, float]:
+        return (self._u, self._next_u) if self._slopes else super().step_bounds(timestep)
+
     def _tableau_of_step(self, u: float, next_u: float) -> Tableau:
         # At t = 0 the drift may be stiff (std is small there), so the last step, of a text or of a block, is Euler's.
         # One such step leaves Heun at order 2.
-        in_blocks = self._block_size is not None
-        last = next_u == 0 or (in_blocks and self._clock.window(u) != self._clock.window(next_u))
+        block_size = None if self._clock is None else self._clock.block_size
+        blocks = self._clock.length // block_size if block_size else 1
+        last = abs(next_u * blocks - round(next_u * blocks)) < 1e-6
         return TABLEAUS["euler"] if last else self.tableau
 
     def set_timesteps(
@@ -111,8 +115,11 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         adaptive = self.config.method == "adaptive"
         if adaptive and timesteps is not None:
             raise ValueError("`timesteps` cannot be given with method 'adaptive', which chooses its own.")
-        if adaptive and clock is not None and clock.block_size is not None:
-            raise ValueError("Method 'adaptive' has a time for every sample, which texts in blocks cannot have.")
+        if adaptive and clock is not None and clock.has_windows:
+            raise ValueError(
+                f"Method 'adaptive' has a time for every sample; along the clock {str(clock.clock)!r} all samples have "
+                "the same, so that the predictor can keep what is written."
+            )
         super().set_timesteps(num_inference_steps, device, timesteps, time_sampler, clock)
         self.num_function_evaluations = 0
         self._slopes: list[Tensor] = []
@@ -152,7 +159,7 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         t, s = self.token_times(self._u, sample).value, self.token_times(self._next_u, sample).value
         # Within a step the token times are on a straight line, so that every token arrives where its clock says.
         times = Dual(t - tableau.c[len(self._slopes)] * (t - s), (t - s) / h)
-        path = forward_process.path(times, context, self._block_size)(self._mean(model_output))
+        path = forward_process.path(times, context, self._mixing)(self._mean(model_output))
         self._slopes.append(path.ode_drift(sample))
         stage = len(self._slopes)
         if stage < len(tableau.c):
@@ -177,7 +184,7 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         state = self._state
         stage = len(state.slopes)
         times = self.token_times(state.u - tableau.c[stage] * state.h, sample)
-        path = forward_process.path(times, context, self._block_size)(prediction)
+        path = forward_process.path(times, context, self._mixing)(prediction)
         # The marginal of a token that stands still may move with the others; the token does not.
         state.slopes.append(torch.where((times.rate > 0)[..., None], path.ode_drift(sample), 0))
         h = state.h[:, None, None]

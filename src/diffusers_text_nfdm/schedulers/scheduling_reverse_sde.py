@@ -58,7 +58,7 @@ class ReverseSDEScheduler(TextDiffusionScheduler):
         t, s = self.token_times(u, sample).value, self.token_times(next_u, sample).value
         # The mean rate of the step, with which every token arrives where its clock says.
         times = Dual(t, (t - s) / h)
-        path = forward_process.path(times, context, self._block_size)(self._mean(model_output))
+        path = forward_process.path(times, context, self._mixing)(self._mean(model_output))
         if self.config.volatility_scale == 0:
             return self._output(sample - h * path.ode_drift(sample), sample, t, s, return_dict)
         squared_volatility = forward_process.squared_volatility(times, context) * self.config.volatility_scale**2

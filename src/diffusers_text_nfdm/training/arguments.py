@@ -133,6 +133,12 @@ class TrainingArguments:
         "mixture of the clocks that training follows, as clock=share, such as shared=0.5 blocks:8=0.5; by default "
         "the model's own",
     )
+    known_texts: dict = setting(
+        {},
+        "optimisation",
+        "shares of the texts of which steps on the cross-entropy give some tokens, as kind=share, of prefix, span and "
+        "scattered",
+    )
     growth_steps: int = setting(
         0,
         "optimisation",

@@ -24,6 +24,7 @@ from ..models import TextDiffusionModel
 from ..pipelines import NFDMTextPipeline, NFDMTextPipelineOutput
 from ..time_samplers import BucketTimeSampler
 from .arguments import TrainingArguments
+from .known_tokens import draw_known
 
 
 if TYPE_CHECKING:
@@ -81,23 +82,28 @@ class DiffusionFamily:
         batch_size, length = arguments.batch_size, model.config.max_length
         draws = model.draw(batch_size, generator, device)
         warmup = arguments.context_warmup_steps
-        clock = model.clock(draw_clock(arguments, generator))
+        cross_entropy = (step + 1) % (arguments.cross_entropy_steps + 1) != 0
+        # The bound trains the forward process along the model's own clock: steep ones have hardly any motion to show.
+        clock = model.clock(draw_clock(arguments, generator) if cross_entropy else None)
         shared = {
             "clock": clock,
             "context_weight": min(1.0, (step + 1) / warmup) if warmup else 1.0,
-            # Where the text is not in blocks, the clean stream would be read for this alone.
-            "next_token_weight": arguments.next_token_weight if model.block_size(clock) else 0.0,
+            # Without windows the clean stream would be read for this alone.
+            "next_token_weight": arguments.next_token_weight if model.has_windows(clock) else 0.0,
         }
-        masked = None
-        if (step + 1) % (arguments.cross_entropy_steps + 1):
+        rows = {}
+        if cross_entropy:
             shared["cross_entropy"] = True
             draws.uniforms = draws.uniforms * largest_time(arguments, step)
             if arguments.masked_share:
-                masked = torch.rand(batch_size, length, generator=generator, device=device) < arguments.masked_share
+                uniforms = torch.rand(batch_size, length, generator=generator, device=device)
+                rows["masked"] = uniforms < arguments.masked_share
+            if arguments.known_texts:
+                rows["known"] = draw_known(arguments.known_texts, batch_size, length, generator)
 
         def options(start: int, stop: int) -> dict[str, Any]:
-            rows = {} if masked is None else {"masked": masked[start:stop]}
-            return {"draws": draws.slice(start, stop), **shared, **rows}
+            own = {name: values[start:stop] for name, values in rows.items()}
+            return {"draws": draws.slice(start, stop), **shared, **own}
 
         return options
 
