@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .arguments import TrainingArguments
 
 
-OF_THE_FORWARD_PROCESS = ("masked_share", "forward_learning_rate", "context_warmup_steps")
+OF_DIFFUSION = ("masked_share", "known_texts", "forward_learning_rate", "context_warmup_steps")
 # What must be left out, by model type.
 UNUSED = {
     "autoregressive": (
@@ -20,9 +20,9 @@ UNUSED = {
         "growth_steps",
         "frontier",
         "scheduler_config",
-        *OF_THE_FORWARD_PROCESS,
+        *OF_DIFFUSION,
     ),
-    "masked": OF_THE_FORWARD_PROCESS,
+    "masked": OF_DIFFUSION,
 }
 
 
