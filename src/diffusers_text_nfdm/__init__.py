@@ -20,6 +20,7 @@ from .likelihood import (
     exact_likelihood,
     importance_weighted_bound,
     masked_likelihood,
+    score_texts,
 )
 from .models import (
     DiffusionLMConfig,
@@ -79,5 +80,6 @@ __all__ = [
     "importance_weighted_bound",
     "load_text_dataset",
     "masked_likelihood",
+    "score_texts",
     "prepare_dataset",
 ]

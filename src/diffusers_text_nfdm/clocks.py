@@ -8,7 +8,7 @@ them.
 | clock | written | token times |
 |---|---|---|
 | shared, the paper's | `"shared"` | `t_i = u` |
-| ramp from left to right | `"ramp:8"` | `t_i = clip((1+w) u - w o_i, 0, 1)`, w = 8, `o_i` falls along the text: a window of length / w tokens moves through it |
+| ramp from left to right | `"ramp:8"` | `t_i = clip((1+w) u - w o_i, 0, 1)`, w = 8, `o_i` falls along the text |
 | ramp in random order | `"random:8"` | the same with `o_i` in a random order, drawn anew for every text |
 | blocks | `"blocks:8"` | 8 tokens at a time, from left to right, all at one time, given the clean tokens before them |
 | blocks with a clock inside | `"blocks:8:random:2"` | the same with that clock for the tokens of a block |

@@ -55,7 +55,7 @@ def two_stream_pipeline(**options):
 
 def test_texts_of_the_pipeline_have_the_distribution_of_the_clean_stream():
     pipe = two_stream_pipeline()
-    output = pipe(4000, batch_size=1000, generator=seeded(0), output_type="seq")
+    output = pipe(num_samples=4000, batch_size=1000, generator=seeded(0), output_type="seq")
     assert (output.sequences[:, 0] == 0).all()
     states, _ = pipe.model.read_clean(torch.zeros(1, 1, dtype=torch.long))
     states, weight, bias = pipe.model.next_token_factors(states)
@@ -69,8 +69,8 @@ def test_texts_of_the_pipeline_have_the_distribution_of_the_clean_stream():
 
 def test_a_text_does_not_depend_on_its_batch_and_a_call_writes_at_most_a_block():
     pipe = two_stream_pipeline()
-    together = pipe(12, batch_size=12, generator=[seeded(i) for i in range(12)], output_type="seq")
-    alone = [pipe(1, generator=[seeded(i)], output_type="seq") for i in range(12)]
+    together = pipe(num_samples=12, batch_size=12, generator=[seeded(i) for i in range(12)], output_type="seq")
+    alone = [pipe(num_samples=1, generator=[seeded(i)], output_type="seq") for i in range(12)]
     assert torch.equal(together.sequences, torch.cat([output.sequences for output in alone]))
     assert torch.equal(together.calls, torch.cat([output.calls for output in alone]))
     assert together.num_function_evaluations == together.calls.max()
@@ -80,7 +80,7 @@ def test_a_text_does_not_depend_on_its_batch_and_a_call_writes_at_most_a_block()
 
 def test_a_text_that_is_not_finished_is_cut_off():
     pipe = two_stream_pipeline()
-    output = pipe(20, 1, generator=seeded(1), output_type="seq")
+    output = pipe(num_samples=20, num_inference_steps=1, generator=seeded(1), output_type="seq")
     assert (output.calls == 1).all() and ((output.sequences != 3).sum(1) <= 2).all()
 
 
@@ -88,9 +88,9 @@ def test_schedulers_are_exchanged_by_their_configs():
     pipe = two_stream_pipeline()
     with logged_warnings() as messages:
         pipe.scheduler = MarkovChainScheduler.from_config(pipe.scheduler.config, prediction="tokens")
-        assert len(pipe(2, 4, generator=seeded(0)).texts) == 2
+        assert len(pipe(num_samples=2, num_inference_steps=4, generator=seeded(0)).texts) == 2
         pipe.scheduler = DraftVerifyScheduler.from_config(pipe.scheduler.config)
-        assert len(pipe(2, generator=seeded(0)).texts) == 2
+        assert len(pipe(num_samples=2, generator=seeded(0)).texts) == 2
     assert messages == []
 
 
@@ -111,10 +111,10 @@ def test_what_has_no_meaning_for_it_is_refused():
     pipe = two_stream_pipeline()
     for options in ({"clock": "shared"}, {"timesteps": [0.5]}, {"temperature": 1.0}, {"output_type": "latent"}):
         with pytest.raises(ValueError, match=f"`{next(iter(options))}` has no meaning for DraftVerifyScheduler"):
-            pipe(2, **options)
+            pipe(num_samples=2, **options)
     pipe = make_pipeline("nfdm", DraftVerifyScheduler())
     with pytest.raises(ValueError, match="needs a clean stream.*'bert'"):
-        pipe(2)
+        pipe(num_samples=2)
 
 
 def test_a_model_without_a_clean_stream_has_no_next_token():

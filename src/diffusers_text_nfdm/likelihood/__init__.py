@@ -2,14 +2,17 @@ from .estimation import estimate_likelihood, exact_likelihood
 from .importance_weighting import importance_weighted_bound
 from .masked_diffusion import masked_likelihood
 from .quantities import UNITS, LikelihoodEstimate, Quantity
+from .scoring import Scores, score_texts
 
 
 __all__ = [
     "UNITS",
     "LikelihoodEstimate",
     "Quantity",
+    "Scores",
     "estimate_likelihood",
     "exact_likelihood",
     "importance_weighted_bound",
     "masked_likelihood",
+    "score_texts",
 ]

@@ -125,9 +125,7 @@ def exact_likelihood(
     """
     input_ids, tokens, chars = prepared_texts(model, input_ids, num_tokens, num_chars, batch_size)
     two_streams = hasattr(model, "clean_stream")
-    if isinstance(model, TextDiffusionModel) and not (
-        model.predictor.reads_tokens and model.config.predictor == "two_stream"
-    ):
+    if isinstance(model, TextDiffusionModel) and not model.has_clean_stream:
         raise ValueError(
             "Only the clean stream of `predictor` 'two_stream' with `prediction_type` 'categorical' has an exact "
             "likelihood; this "

@@ -184,6 +184,11 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             )
         return clock
 
+    @property
+    def has_clean_stream(self) -> bool:
+        """Whether the predictor is an autoregressive model of clean tokens, too."""
+        return self.config.predictor == "two_stream" and self.config.prediction_type == "categorical"
+
     def has_windows(self, clock: Clock) -> bool:
         """Whether the tokens in motion along the clock are given the clean tokens before them."""
         whole = clock.block_size == self.config.max_length

@@ -38,6 +38,11 @@ class Draws:
         values = (getattr(self, each.name) for each in fields(self))
         return Draws(*(None if value is None else value[start:stop] for value in values))
 
+    def repeat(self, batch_size: int) -> Draws:
+        """The draws of one example for many."""
+        values = (getattr(self, each.name) for each in fields(self))
+        return Draws(*(None if value is None else value.expand(batch_size, *value.shape[1:]) for value in values))
+
 
 @dataclass
 class TextDiffusionOutput(ModelOutput):

@@ -40,7 +40,7 @@ def check_draft(pipeline: NFDMTextPipeline, **given: Any) -> None:
     if not isinstance(pipeline.scheduler, DraftVerifyScheduler):
         return
     config = pipeline.model.config
-    if config.predictor != "two_stream" or config.prediction_type != "categorical":
+    if not pipeline.model.has_clean_stream:
         raise ValueError(
             "DraftVerifyScheduler needs a clean stream: a model with `predictor` 'two_stream' and `prediction_type` "
             f"'categorical'; this one has {config.predictor!r} and {config.prediction_type!r}."

@@ -10,7 +10,20 @@ from torch import Tensor
 from ..models import Prediction, TextDiffusionModel
 from ..models.token_choice import draw_from
 from ..networks.two_stream_predictor import Places
-from ..schedulers import DraftVerifyScheduler
+from ..schedulers import DraftVerifyScheduler, MarkovChainScheduler, TextDiffusionScheduler
+
+
+def needs_filling(scheduler: TextDiffusionScheduler | DraftVerifyScheduler, known: Tensor | None) -> bool:
+    """Whether draft and verify is asked for texts of which more is known than their beginnings."""
+    if not isinstance(scheduler, DraftVerifyScheduler) or not isinstance(known, Tensor) or known.ndim != 2:
+        return False
+    return not bool((known[:, 0] & (known[:, :-1] >= known[:, 1:]).all(-1)).all())
+
+
+def filling_scheduler(scheduler: DraftVerifyScheduler) -> MarkovChainScheduler:
+    """What fills gaps in its place: tokens drawn as it would draw them."""
+    options = {name: scheduler.config[name] for name in ("temperature", "min_p")}
+    return MarkovChainScheduler(prediction="tokens", **options)
 
 
 def write_verified(
@@ -19,6 +32,8 @@ def write_verified(
     generators: list[torch.Generator],
     context: Tensor | None,
     max_calls: int | None = None,
+    given: Tensor | None = None,
+    num_given: Tensor | None = None,
     on_call: Callable[[Tensor, Tensor], None] = lambda tokens, written: None,
 ) -> tuple[Tensor, Tensor]:
     """Token ids `(batch, max_length)`, and how many calls of the predictor each text took.
@@ -26,6 +41,8 @@ def write_verified(
     Args:
         generators: one per text; a text does not depend on the others.
         max_calls: a text that is not finished by then is cut off.
+        given: token ids `(batch, max_length)` of which the first `num_given`, `(batch,)`, are the beginnings of the
+            texts.
         on_call: gets the texts with their drafts and the number of tokens that are written, after every call.
     """
     config, n, device = model.config, len(generators), model.device
@@ -36,6 +53,9 @@ def write_verified(
     text = torch.full((n, length + 2 * size), config.pad_token_id, device=device)
     text[:, 0] = config.bos_token_id
     written = torch.ones(n, dtype=torch.long, device=device)
+    if given is not None:
+        text[:, :length], written = given, num_given
+        text = text.masked_fill(torch.arange(text.shape[1], device=device) >= written[:, None], config.pad_token_id)
     calls = torch.zeros(n, dtype=torch.long, device=device)
     q, finished = None, written >= length
     while not finished.all() and (max_calls is None or int(calls.max()) < max_calls):

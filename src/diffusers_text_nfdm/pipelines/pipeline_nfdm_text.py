@@ -19,9 +19,10 @@ from ..models.token_choice import select_tokens
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import DraftVerifyScheduler, TextDiffusionScheduler
 from .checks import check_call, check_draft, warn_of_untrained
-from .draft_verify import write_verified
+from .draft_verify import filling_scheduler, needs_filling, write_verified
 from .hub import HubCheckpointMixin
-from .samples import decode_texts, sample_generators
+from .prompts import keep_best, read_prompts, repeat_prompt
+from .samples import check_samples, decode_texts, sample_generators
 
 
 @dataclass
@@ -124,9 +125,12 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     @torch.no_grad()
     def __call__(
         self,
+        prompt: str | list[str] | None = None,
         num_samples: int | None = None,
         num_inference_steps: int | None = None,
         clock: str | dict | Clock | None = None,
+        gen_length: int | None = None,
+        max_gap_length: int = 16,
         input_ids: Tensor | None = None,
         known: Tensor | None = None,
         batch_size: int = 64,
@@ -146,10 +150,15 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         """Generate texts.
 
         Args:
-            num_samples: number of texts, 1 unless `latents` or `input_ids` say how many.
+            prompt: what is known of a text, or of each: a beginning, which is continued, or a whole text with tokens
+                to fill in, `[MASK]` for each, or one `[GAP]` of unknown length (`prompts.py`).
+            num_samples: number of texts, 1 unless prompts, `latents` or `input_ids` say how many.
             num_inference_steps: sampling steps, by default 64, or one per block where there are more of them. The
                 paper uses 2000, and 64 and 32 in an ablation.
             clock: which tokens are written when, instead of the model's own: see `clocks.py`.
+            gen_length: tokens that continue a beginning; END follows them. By default END is left to the model.
+            max_gap_length: a gap is filled with every number of tokens up to this, and of these texts the most
+                probable one is taken: by the clean stream, which is exact, or else by the bound.
             input_ids, known: token ids `(num_samples, max_length)` and which of them are given; the others are
                 written, and those that are known come back as they are.
             batch_size: texts made at a time. A sample does not depend on it.
@@ -167,13 +176,30 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 (its best tokens). It may return a dict whose `latents` replace those of the pipeline. Between the
                 stages of one step of Heun or of an adaptive method they only change where the drift is taken.
         """
+        if prompt is not None or needs_filling(self.scheduler, known):
+            options = {
+                "num_inference_steps": num_inference_steps, "clock": clock, "batch_size": batch_size,
+                "timesteps": timesteps, "latents": latents, "temperature": temperature, "top_k": top_k,
+                "top_p": top_p, "clamp_predictions": clamp_predictions, "output_type": output_type,
+                "return_trajectory": return_trajectory, "callback_on_step_end": callback_on_step_end,
+                "callback_on_step_end_tensor_inputs": callback_on_step_end_tensor_inputs,
+            }  # fmt: skip
+            if prompt is None:
+                output = self._fill(input_ids, known, generator, options)
+            else:
+                if input_ids is not None or latents is not None:
+                    raise ValueError("`prompt` says what is known; leave out `input_ids`, `known` and `latents`.")
+                lengths = {"gen_length": gen_length, "max_gap_length": max_gap_length}
+                output = self._answer(prompt, num_samples, generator, lengths, options)
+            return output if return_dict else output.to_tuple()
+        if gen_length is not None:
+            raise ValueError("`gen_length` needs a `prompt`, which it continues.")
         given = next((x for x in (latents, input_ids) if x is not None), None)
         if num_samples is None:
             num_samples = 1 if given is None else len(given)
         check_draft(
             self,
             clock=clock,
-            input_ids=input_ids,
             timesteps=timesteps,
             latents=latents,
             temperature=temperature or None,
@@ -231,6 +257,42 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             calls=calls,
         )
         return output if return_dict else output.to_tuple()
+
+    def _answer(
+        self,
+        prompt: str | list[str],
+        num_samples: int | None,
+        generator: torch.Generator | list[torch.Generator] | None,
+        lengths: dict,
+        options: dict,
+    ) -> NFDMTextPipelineOutput:
+        """Texts from prompts; of a gap the most probable candidate."""
+        texts = repeat_prompt(prompt, num_samples)
+        prompts = read_prompts(texts, self.tokenizer, self.model.config.max_length, **lengths)
+        check_samples(len(texts), options["batch_size"], generator)
+        generators = sample_generators(len(texts), generator)
+        # Every candidate has the random numbers of its text.
+        rows = [
+            torch.Generator(one.device).set_state(one.get_state())
+            for one, n in zip(generators, prompts.candidates)
+            for _ in range(n)
+        ]
+        output = self(input_ids=prompts.input_ids, known=prompts.known, generator=rows, **options)
+        return keep_best(self.model, prompts, output)
+
+    def _fill(
+        self,
+        input_ids: Tensor,
+        known: Tensor,
+        generator: torch.Generator | list[torch.Generator] | None,
+        options: dict,
+    ) -> NFDMTextPipelineOutput:
+        """Texts with gaps, which draft and verify cannot write: from left to right it would not see what follows."""
+        verifying, self.scheduler = self.scheduler, filling_scheduler(self.scheduler)
+        try:
+            return self(input_ids=input_ids, known=known, generator=generator, **options)
+        finally:
+            self.scheduler = verifying
 
     def _start(
         self,
@@ -300,9 +362,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 batch.times.append(1 - written.cpu() / tokens.shape[1])
             options.bar.update()
 
-        batch.written, batch.calls = write_verified(
-            self.model, self.scheduler, batch.generators, batch.context, options.num_steps, note
-        )
+        num_given = None if batch.known is None else batch.known.sum(-1)
+        arguments = batch.context, options.num_steps, batch.given, num_given, note
+        batch.written, batch.calls = write_verified(self.model, self.scheduler, batch.generators, *arguments)
 
     def _predict(self, batch: _Batch, timestep: Tensor, clock: BatchClock, options: _Options) -> Prediction | Tensor:
         """What the model says of the tokens: of those of the window, if the clock has windows."""

@@ -117,8 +117,8 @@ class ReverseODEScheduler(TextDiffusionScheduler):
             raise ValueError("`timesteps` cannot be given with method 'adaptive', which chooses its own.")
         if adaptive and clock is not None and clock.has_windows:
             raise ValueError(
-                f"Method 'adaptive' has a time for every sample; along the clock {str(clock.clock)!r} all samples have "
-                "the same, so that the predictor can keep what is written."
+                f"Method 'adaptive' has a time for every sample; along the clock {str(clock.clock)!r} all samples "
+                "have the same, so that the predictor can keep what is written."
             )
         super().set_timesteps(num_inference_steps, device, timesteps, time_sampler, clock)
         self.num_function_evaluations = 0

@@ -137,7 +137,10 @@ class DiffusionFamily:
     ) -> NFDMTextPipelineOutput:
         arguments = self.arguments
         return pipeline(
-            num_samples, arguments.sampling_steps, batch_size=arguments.evaluation_batch_size, generator=generator
+            num_samples=num_samples,
+            num_inference_steps=arguments.sampling_steps,
+            batch_size=arguments.evaluation_batch_size,
+            generator=generator,
         )
 
     def figures(self, model: TextDiffusionModel, input_ids: Tensor) -> dict[str, Figure]:

@@ -39,7 +39,7 @@ def measure_frontier(trainer: Trainer) -> list[dict]:
             bounds[key] = estimate.nats_per_story
         started = time.perf_counter()
         output = pipeline(
-            arguments.frontier_samples,
+            num_samples=arguments.frontier_samples,
             **options,
             batch_size=arguments.evaluation_batch_size,
             generator=torch.Generator().manual_seed(arguments.seed),

@@ -1,0 +1,89 @@
+"""What single texts cost, for choosing between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..clocks import Clock
+from ..models import TextDiffusionModel, evaluation_mode
+from ..objective import bound
+
+
+if TYPE_CHECKING:
+    from ..baseline import AutoregressiveModel, MaskedDiffusionModel
+
+
+class Scores(NamedTuple):
+    """
+    Args:
+        nats: of each text, `(texts,)`: `-log p(x)`, or a bound of `-log p(x_unknown | x_known)`.
+        errors: their standard errors, zero where the value is exact.
+    """
+
+    nats: Tensor
+    errors: Tensor
+
+
+@torch.no_grad()
+def score_texts(
+    model: TextDiffusionModel | AutoregressiveModel | MaskedDiffusionModel,
+    input_ids: Tensor,
+    known: Tensor | None = None,
+    clock: str | dict | Clock | None = None,
+    num_draws: int = 32,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Scores:
+    """What each text costs; the fewer nats, the more probable it is.
+
+    A clean stream, or an autoregressive model, gives `-log p(x)`, exactly. It is taken unless `known` or `clock` is
+    given: texts that share their beginning differ by `-log p(rest | beginning)`. Else the bound along the clock is
+    estimated, with the same times and noise for every text, so that their differences have less error than they have.
+
+    Args:
+        input_ids: `(texts, max_length)`, padding included.
+        known: `(texts, max_length)`, the tokens that are given and not counted.
+        num_draws: evaluations of the bound for each text.
+    """
+    input_ids = torch.as_tensor(input_ids).long()
+    model.check_inputs(input_ids.cpu(), *(() if known is None else (known,)))
+    diffusion = isinstance(model, TextDiffusionModel)
+    if known is not None and not diffusion:
+        raise ValueError("`known` tokens are for a diffusion model; leave them out.")
+    values = []
+    with evaluation_mode(model):
+        for start in range(0, len(input_ids), batch_size):
+            rows = slice(start, start + batch_size)
+            batch, given = input_ids[rows].to(model.device), None if known is None else known[rows].to(model.device)
+            if known is None and clock is None and (not diffusion or model.has_clean_stream):
+                nats = model.clean_stream(batch, None, True)[1].sum(-1) if diffusion else _exact(model, batch)
+                values.append(torch.stack([nats.double(), torch.zeros_like(nats, dtype=torch.float64)]).cpu())
+                continue
+            values.append(_bounds(model, batch, given, model.clock(clock), num_draws, seed))
+    return Scores(*torch.cat(values, dim=1))
+
+
+def _exact(model: AutoregressiveModel | MaskedDiffusionModel, batch: Tensor) -> Tensor:
+    if hasattr(model, "clean_stream"):
+        return model.clean_stream(batch, None, next_token=True)[1].sum(-1)
+    return model(batch).bound
+
+
+def _bounds(
+    model: TextDiffusionModel, batch: Tensor, known: Tensor | None, clock: Clock, num_draws: int, seed: int
+) -> Tensor:
+    """Means and their standard errors, `(2, texts)`."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    draws_of_all = []
+    for stratum in range(num_draws):
+        draws = model.draw(1, generator)
+        draws.uniforms = (stratum + draws.uniforms) / num_draws
+        draws = draws.repeat(len(batch))
+        times, windows = model.token_times(clock, draws, known)
+        terms = bound(model, batch, times, draws, known, windows)
+        draws_of_all.append((terms.diffusion + terms.reconstruction + terms.prior).sum(-1) + terms.context)
+    values = torch.stack(draws_of_all).double().cpu()
+    return torch.stack([values.mean(0), values.std(0) / num_draws**0.5])
