@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from ..models import TERMS
+from .frontier import plot_frontier
 from .style import STYLE, log_scale, make_figure
 
 
@@ -22,8 +23,11 @@ COLORS = {"diffusion": "#4477aa", "reconstruction": "#228833", "prior": "#ccbb44
 NUM_TEXTS = 32
 
 
-def save_plots(trainer: Trainer) -> list[Path]:
-    """Draw all figures of a finished run into its folder `plots`. The models are those of the averaged weights."""
+def save_plots(trainer: Trainer, frontier: Sequence[dict] = ()) -> list[Path]:
+    """Draw all figures of a finished run into its folder `plots`. The models are those of the averaged weights.
+
+    `frontier` are the rows of `measure_frontier`.
+    """
     folder = trainer.run / "plots"
     folder.mkdir(exist_ok=True)
     model, input_ids = trainer.released, trainer.data.validation_rows(NUM_TEXTS)["input_ids"].long()
@@ -33,6 +37,8 @@ def save_plots(trainer: Trainer) -> list[Path]:
 
         entropy = StoryGrammar().entropy()
     figures = {"loss": plot_loss(read_metrics(trainer.run), entropy), **trainer.family.figures(model, input_ids)}
+    if frontier:
+        figures["frontier"] = plot_frontier(frontier, entropy)
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{name}.png")

@@ -52,7 +52,7 @@ def finish(trainer: Trainer) -> dict:
         if arguments.save_plots:
             from ..plots.training import save_plots
 
-            summary["plots"] = [str(path) for path in save_plots(trainer)]
+            summary["plots"] = [str(path) for path in save_plots(trainer, summary.get("frontier", ()))]
             report += f"\nPlots: {run / 'plots'}"
         write_file(run / "summary.json", json.dumps(summary, indent=2) + "\n")
         tqdm.write("\n" + report, file=sys.stdout)

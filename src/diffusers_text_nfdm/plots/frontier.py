@@ -1,0 +1,41 @@
+"""Calls of the predictor against what the texts are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from .style import STYLE, make_figure
+
+
+COLORS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#bbbbbb")
+
+
+@matplotlib.rc_context(STYLE)
+def plot_frontier(rows: Sequence[dict], entropy: float | None = None) -> Figure:
+    """Rows of `measure_frontier`: the share of valid texts, or of distinct ones where validity is not known, and the
+    nats along the clock, both over the mean number of calls. What follows one clock is joined.
+    """
+    figure, (left, right) = make_figure(1, 2, (10, 3.8))
+    quality = "validity" if all("validity" in row for row in rows) else "distinct"
+    clocks = list(dict.fromkeys(row["clock"] for row in rows))
+    for index, clock in enumerate(clocks):
+        own = sorted((row for row in rows if row["clock"] == clock), key=lambda row: row["calls"])
+        calls, color = [row["calls"] for row in own], COLORS[index % len(COLORS)]
+        left.plot(calls, [100 * row[quality] for row in own], "o-", color=color, label=clock)
+        nats = own[0]["nats_per_text"]
+        right.barh(index, nats, color=color, xerr=own[0]["nats_error"] or None)
+        right.text(nats, index, f" {nats:.1f}" + (f" ({nats / entropy:.2f}x)" if entropy else ""), va="center")
+    left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    title = f"{'valid' if quality == 'validity' else quality} texts, %"
+    left.set(xlabel="calls of the predictor per text", ylim=(-4, 104), title=title)
+    left.legend(loc="best")
+    if entropy is not None:
+        right.axvline(entropy, color="black", linewidth=1, linestyle="--")
+    right.set(yticks=range(len(clocks)), yticklabels=clocks, xlabel="nats per text", title="what the texts cost")
+    right.set_xlim(0, 1.35 * max(row["nats_per_text"] for row in rows))
+    right.invert_yaxis()
+    return figure
