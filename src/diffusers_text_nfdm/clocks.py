@@ -52,6 +52,22 @@ class Windows(NamedTuple):
     mixing: int
 
 
+class WindowStep(NamedTuple):
+    """What a sampling step shows to the predictor.
+
+    Args:
+        windows: of all tokens of the texts.
+        tokens: those that the predictor gets: the tokens in motion, and what is given and not seen as clean.
+        written: tokens, from the first on, that are finished in all texts.
+        seen: tokens, from the first on, of which some text sees the clean ones; in the others some are not finished.
+    """
+
+    windows: Windows
+    tokens: slice
+    written: int
+    seen: int
+
+
 class Clock(ABC):
     """A subclass gives `token_times` and how it is written in a config."""
 
@@ -111,6 +127,10 @@ class Clock(ABC):
         u, weight = density(Dual(u, torch.ones_like(u)))
         t, rate = self.token_times(u, length, known, order)
         return Dual(t, rate * weight)
+
+    def fixed_windows(self, length: int, device: torch.device | None = None) -> Windows | None:
+        """The windows where they are the same at all times."""
+        return None
 
     def time_grid(self, num_steps: int, length: int) -> list[float]:
         """`num_steps + 1` global times from 1 to 0 for sampling."""
@@ -299,8 +319,11 @@ class BlockClock(Clock):
         times = (u + shifts) % 1
         times = Dual(times, torch.ones_like(times))
         times = self._inside(times if density is None else density(times), known, order)
-        positions = torch.arange(length, device=u.device)[None]
-        return times, Windows(positions - positions % self.size, self.size) if self.size < length else None
+        return times, self.fixed_windows(length, u.device)
+
+    def fixed_windows(self, length: int, device: torch.device | None = None) -> Windows | None:
+        positions = torch.arange(length, device=device)[None]
+        return Windows(positions - positions % self.size, self.size) if self.size < length else None
 
     def _inside(self, times: Dual, known: Tensor | None, order: Tensor | None) -> Dual:
         """Token times `(batch, length)` from those of the blocks, `(batch, blocks)`."""
@@ -380,31 +403,34 @@ class BatchClock:
         """Tokens within which a forward process may let tokens see each other; `None` for the whole text."""
         return (self.block_size or 1) if self.has_windows else None
 
-    def step_windows(self, u: float, t: Tensor, s: Tensor) -> tuple[Windows | None, slice | None]:
-        """The windows in the step of token times from t to s which begins at u, and the tokens that the predictor is
-        asked for: those of the block in motion; of a ramp, those from the first that has not settled to the last that
-        moves. `None` for the whole text.
+    def step_windows(self, u: float, t: Tensor, s: Tensor) -> WindowStep | None:
+        """The windows in the step of token times from t to s which begins at u: the block in motion; of a ramp, the
+        tokens from the first that has not settled to the last that moves. `None` where the whole text is one.
         """
         if not self.has_windows:
-            return None, None
+            return None
         positions = torch.arange(self.length, device=t.device)[None]
         if self.block_size is not None:
             blocks = self.length // self.block_size
             # A block ends where the next one begins, whatever the rounding of u.
             unfinished = max(1, math.ceil(u * blocks - 1e-6))
-            first = (blocks - unfinished) * self.block_size
+            first = torch.full_like(positions[:, :1], (blocks - unfinished) * self.block_size)
             last = first + self.block_size - 1
             starts = positions - positions % self.block_size
         else:
             t, s = (x.expand(-1, self.length) for x in (t, s))
             first, last = _first(t > 0), self.length - 1 - _first((s < t).flip(-1))
             # Neither what is written nor what has not begun is of the window.
-            starts = torch.where(positions < first, -1, torch.where(positions > last, self.length, first))
-            first, last = int(first.min()), int(last.max())
+            starts = torch.where(positions < first, -1, torch.where(positions > last, last + 1, first))
+        written, seen = int(first.min()), int(first.max())
+        begin, end = written, max(written, int(last.max()))
         if self.known is not None:
-            # What is given behind the window is seen, too.
-            last = max(last, int(self.known.any(0).nonzero()[-1]))
-        return Windows(starts, self.mixing), slice(first, max(first, last) + 1)
+            # What is given behind the start of a window is seen, too, and sees all that is given before it.
+            behind = self.known & (positions >= first)
+            places = (self.known & behind.any(-1, keepdim=True)).any(0).nonzero()
+            if len(places):
+                begin, end = min(begin, int(places[0])), max(end, int(places[-1]))
+        return WindowStep(Windows(starts, self.mixing), slice(begin, end + 1), written, seen)
 
 
 def _first(mask: Tensor) -> Tensor:

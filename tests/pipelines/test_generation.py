@@ -165,7 +165,7 @@ def test_texts_stop_at_end_and_show_unknown_words(pipe, monkeypatch):
     word = pipe.tokenizer.convert_tokens_to_ids("fox")
     chosen = torch.tensor([[0, word, 2, 1, word], [word, 3, word, 1, 1], [1, word, word, word, word]])
     monkeypatch.setattr(
-        "diffusers_text_nfdm.pipelines.pipeline_nfdm_text.select_tokens", lambda *args, **options: chosen
+        "diffusers_text_nfdm.pipelines.pipeline_nfdm_text.draw_tokens", lambda *args, **options: chosen
     )
     assert pipe(num_samples=3, num_inference_steps=1).texts == [f"fox {UNK}", "fox fox", ""]
 
@@ -180,7 +180,7 @@ def test_texts_stop_at_end_with_a_tokenizer_that_does_not_know_how(pipe, monkeyp
     word = plain.convert_tokens_to_ids("fox")
     chosen = torch.tensor([[0, word, 2, 1, word]])
     monkeypatch.setattr(
-        "diffusers_text_nfdm.pipelines.pipeline_nfdm_text.select_tokens", lambda *args, **options: chosen
+        "diffusers_text_nfdm.pipelines.pipeline_nfdm_text.draw_tokens", lambda *args, **options: chosen
     )
     assert pipe(num_inference_steps=1).texts == [f"fox {UNK}"]
 

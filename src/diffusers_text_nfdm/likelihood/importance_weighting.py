@@ -65,9 +65,7 @@ def _log_weight(
         log_weight = _log_ratio_to_standard(context, std, draws.context_noise).sum(-1)
     length = input_ids.shape[1]
     batch_clock = BatchClock(clock, length, order=draws.order, in_windows=model.has_windows(clock))
-    blocks = None
-    if batch_clock.block_size is not None:
-        _, blocks = clock.parallel_times(draws.uniforms[:, None], length, None, draws.order)
+    blocks = clock.fixed_windows(length, embeddings.device)
     clean = model.read_clean(input_ids)[1] if batch_clock.has_windows else None
     terminal = process.terminal_marginal(embeddings, context)
     z = terminal.sample(draws.noise)
@@ -77,7 +75,9 @@ def _log_weight(
     times = [batch_clock(u).value if blocks is None else u.expand(input_ids.shape) for u in grid]
     for u, t, s in zip(grid, times, times[1:]):
         variance = step_variance(process, t, s, context)
-        windows, window = (blocks, None) if blocks is not None else batch_clock.step_windows(float(u[0]), t, s)
+        windows, window = blocks, None
+        if blocks is None and batch_clock.has_windows:
+            windows, window, *_ = batch_clock.step_windows(float(u[0]), t, s)
         step = z, t, s, variance, context, batch_clock.mixing
         q_mean = _step_mean(process, embeddings, *step)
         prediction = model.denoise(z, t, context, clean, windows=windows, window=window)

@@ -218,7 +218,7 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
                 them.
             clock: instead of the config's; see `clocks.py`.
             t: times `(batch,)` or `(batch, max_length)` at which the diffusion integrand is wanted, instead of random
-                ones.
+                ones; in blocks if the clock has them, else with all tokens in one window.
             draws: the random numbers, instead of new ones from `generator`.
             context_weight: weight of the context's divergence in `loss` (KL warm-up); `bound` always has it whole.
             next_token_weight: weight in `loss` of the clean stream's `-log p(x_i | x_<i)`.
@@ -233,7 +233,10 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             return self._next_token_output(input_ids, next_token_weight, return_dict)
         clock = self.clock(clock)
         draws = self.draw(len(input_ids), generator, input_ids.device) if draws is None else draws
-        times, windows = self.token_times(clock, draws, known) if t is None else (self.given_times(t, known), None)
+        if t is None:
+            times, windows = self.token_times(clock, draws, known)
+        else:
+            times, windows = self.given_times(t, known), clock.fixed_windows(self.config.max_length, input_ids.device)
         options = draws, known, windows, next_token_weight > 0
 
         if cross_entropy:

@@ -48,11 +48,21 @@ def draw_from(weights: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, drawn, right=True)[..., 0]
 
 
-def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float = 1.0, **cuts) -> Tensor:
+def draw_tokens(logits: Tensor, uniforms: Tensor | None, temperature: float = 1.0, **cuts) -> Tensor:
     """A draw from `token_probabilities` at every position, or at `temperature=0` the most probable token."""
     if temperature == 0:
         return logits.argmax(-1)
     return draw_from(token_probabilities(logits, temperature, **cuts), uniforms)
+
+
+def draw_uniforms(
+    batch_size: int, length: int, generators: list[torch.Generator] | torch.Generator | None, device: torch.device
+) -> Tensor:
+    """A random number for every token, `(batch_size, length)`, from the generator of each text."""
+    if isinstance(generators, list):
+        return torch.stack([torch.rand(length, generator=g, device=g.device) for g in generators]).to(device)
+    source = device if generators is None else generators.device
+    return torch.rand(batch_size, length, generator=generators, device=source).to(device)
 
 
 def select_tokens(
@@ -62,14 +72,16 @@ def select_tokens(
     top_p: float | None = None,
     min_p: float = 0.0,
     generators: list[torch.Generator] | torch.Generator | None = None,
+    part: slice | None = None,
+    length: int | None = None,
 ) -> Tensor:
-    """`draw_tokens` for logits `(batch, seq, vocab)`, with the generator of each text."""
+    """`draw_tokens` for logits `(batch, seq, vocab)`, with the generator of each text.
+
+    They may be those of a `part` of texts of some `length`: what is drawn for a token does not depend on the part.
+    """
     if temperature == 0:
         return logits.argmax(-1)
-    shape = logits.shape[:-1]
-    if isinstance(generators, list):
-        uniforms = torch.stack([torch.rand(shape[1:], generator=g, device=g.device) for g in generators])
-    else:
-        device = logits.device if generators is None else generators.device
-        uniforms = torch.rand(shape, generator=generators, device=device)
-    return draw_tokens(logits, uniforms.to(logits.device), temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    batch_size, seq = logits.shape[:2]
+    uniforms = draw_uniforms(batch_size, seq if part is None else length, generators, logits.device)
+    uniforms = uniforms if part is None else uniforms[:, part]
+    return draw_tokens(logits, uniforms, temperature, top_k=top_k, top_p=top_p, min_p=min_p)

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..clocks import BatchClock, Clock
 from ..models import Prediction, TextDiffusionModel, evaluation_mode
-from ..models.token_choice import select_tokens
+from ..models.token_choice import draw_tokens, draw_uniforms
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import DraftVerifyScheduler, TextDiffusionScheduler
 from .checks import check_call, check_draft, warn_of_untrained
@@ -73,7 +73,8 @@ class _Batch:
         context: MuLAN's c.
         given: token ids of which some are known.
         known: which they are, `None` for none.
-        written: tokens that are chosen: those of finished blocks, in the end all.
+        written: tokens that are chosen: those before the windows, in the end all.
+        uniforms: random numbers by which they are chosen, one for each; `None` for the most probable tokens.
         clean: what the predictor keeps of them.
     """
 
@@ -83,17 +84,11 @@ class _Batch:
     given: Tensor | None
     known: Tensor | None
     written: Tensor
+    uniforms: Tensor | None = None
     clean: CleanTokens | None = None
     trajectory: list[Tensor] = field(default_factory=list)
     times: list[Tensor] = field(default_factory=list)
     calls: int | Tensor = 0
-
-    def with_known(self, tokens: Tensor) -> Tensor:
-        """The tokens, and those that are known, from the first position on."""
-        if self.known is None:
-            return tokens
-        n = tokens.shape[1]
-        return torch.where(self.known[:, :n], self.given[:, :n], tokens)
 
 
 class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
@@ -334,6 +329,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             self._order(batch, options.clock),
             in_windows=model.has_windows(options.clock),
         )
+        if options.choice["temperature"]:
+            batch.uniforms = draw_uniforms(len(batch.z), model.config.max_length, batch.generators, batch.z.device)
         # A fresh start for every batch: schedulers carry state from step to step.
         self._set_timesteps(options, clock)
         for timestep in scheduler.timesteps:
@@ -373,10 +370,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         windows, window, clean = None, None, None
         if clock.has_windows:
             bounds = scheduler.step_bounds(timestep)
-            windows, window = clock.step_windows(bounds[0], *(scheduler.token_times(u, z).value for u in bounds))
-            clean = self._read(
-                batch, window.start, int(windows.starts[:, window].clamp_max(window.stop).max()), options
-            )
+            step = clock.step_windows(bounds[0], *(scheduler.token_times(u, z).value for u in bounds))
+            windows, window, clean = step.windows, step.tokens, self._read(batch, step.written, step.seen, options)
         t = scheduler.token_times(timestep, z).value
         prediction = model.denoise(z, t, batch.context, clean, windows=windows, known=batch.known, window=window)
         if not options.clamp_predictions:
@@ -385,29 +380,32 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         clamped = model.embed(nearest.view(z.shape[:-1]))
         return Prediction(clamped if window is None else clamped[:, window], window=window, length=z.shape[1])
 
-    def _read(self, batch: _Batch, start: int, stop: int, options: _Options) -> CleanTokens | None:
-        """What noisy tokens see of the text before their windows, which start from `start` on, in some texts later.
+    def _read(self, batch: _Batch, written: int, seen: int, options: _Options) -> CleanTokens | None:
+        """What noisy tokens see of the text before their windows, of which `written` tokens are finished in all texts.
 
         Texts in which other tokens are known are ahead of one another; what not all have is read anew.
         """
-        self._write(batch, start, options)
+        self._write(batch, written, options)
         kept = 0 if batch.clean is None else len(batch.clean)
-        if kept < start:
+        if kept < written:
             _, batch.clean = self.model.read_clean(batch.written[:, kept:], batch.clean)
-        ahead = min(stop, self.model.config.max_length) - start
-        if batch.known is None or ahead <= 0:
+        if seen == written:
             return batch.clean
-        tokens = batch.with_known(self.model.decode(batch.z, batch.context)[:, : start + ahead].argmax(-1))
-        return self.model.read_clean(tokens[:, start:], batch.clean)[1]
+        return self.model.read_clean(self._choose(batch, slice(written, seen), options), batch.clean)[1]
 
     def _write(self, batch: _Batch, stop: int, options: _Options) -> None:
         """Choose the tokens up to `stop` from z_0."""
         start = batch.written.shape[1]
-        if start == stop:
-            return
-        logits = self.model.decode(batch.z, batch.context)[:, start:stop]
-        tokens = select_tokens(logits, generators=batch.generators, **options.choice)
-        batch.written = batch.with_known(torch.cat([batch.written, tokens], dim=1))
+        if start < stop:
+            tokens = self._choose(batch, slice(start, stop), options)
+            batch.written = torch.cat([batch.written, tokens], dim=1)
+
+    def _choose(self, batch: _Batch, part: slice, options: _Options) -> Tensor:
+        """Some tokens from z_0. Whenever a token is chosen, it is the same."""
+        logits = self.model.decode(batch.z[:, part], batch.context)
+        uniforms = None if batch.uniforms is None else batch.uniforms[:, part]
+        tokens = draw_tokens(logits, uniforms, **options.choice)
+        return tokens if batch.known is None else torch.where(batch.known[:, part], batch.given[:, part], tokens)
 
     def _best_tokens(self, batch: _Batch, prediction: Prediction | Tensor) -> Tensor:
         """The text as the prediction has it; tokens to come are padding."""
@@ -415,9 +413,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         embeddings = prediction.embeddings if isinstance(prediction, Prediction) else prediction
         tokens = self.model.decode(embeddings, batch.context).argmax(-1)
         if window is not None:
-            tokens[:, : window.start] = batch.written
+            tokens[:, : batch.written.shape[1]] = batch.written
             tokens[:, window.stop :] = self.model.config.pad_token_id or 0
-        return batch.with_known(tokens)
+        return tokens if batch.known is None else torch.where(batch.known, batch.given, tokens)
 
     def _call_back(self, batch: _Batch, timestep: Tensor, prediction: Prediction | Tensor, options: _Options) -> None:
         tensors = {"latents": batch.z}

@@ -115,4 +115,6 @@ class MarkovChainScheduler(TextDiffusionScheduler):
                 "to draw them from."
             )
         options = {"temperature": self.config.temperature, "min_p": self.config.min_p}
-        return model_output.embeddings_of(select_tokens(model_output.logits, generators=generator, **options))
+        place = {"part": model_output.window, "length": model_output.length}
+        tokens = select_tokens(model_output.logits, generators=generator, **options, **place)
+        return model_output.embeddings_of(tokens)
