@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import MODELS, VOCAB, gradients, make_config, make_model, relative_error, seeded
 
-from diffusers_text_nfdm import RampClock, objective
+from diffusers_text_nfdm import BlockClock, RampClock, objective
 from diffusers_text_nfdm.models import Draws
 from diffusers_text_nfdm.networks.dual import Dual
 
@@ -40,13 +40,14 @@ def test_the_bound_is_the_sum_of_the_blocks_bounds(name, extras):
     embeddings = model.embed(ids)
     context, _ = model.encode_context(embeddings, draws.context_noise)
     squared_error, diffusion, log_loss, clean = 0, 0, 0, None
+    windows = BlockClock(BLOCK).fixed_windows(LENGTH)
     for start in range(0, LENGTH, BLOCK):
         part = slice(start, start + BLOCK)
         alone, times, rates = torch.randn_like(embeddings), torch.rand_like(t), torch.rand_like(t)
         alone[:, part], times[:, part], rates[:, part] = embeddings[:, part], t[:, part], 1
         path = process.path(Dual(times, rates), context, BLOCK)
         z = path(alone).sample(draws.noise)
-        prediction = model.denoise(z, times, context, clean, block_size=BLOCK, window=part).embeddings
+        prediction = model.denoise(z, times, context, clean, windows=windows, window=part).embeddings
         squared_error = squared_error + (alone - prediction)[:, part].square().sum((1, 2))
         g2 = process.squared_volatility(Dual(times, rates), context)[:, part]
         error = path(alone).ode_drift(z) - path(prediction).ode_drift(z)
@@ -126,8 +127,8 @@ def measure_bound(model, clock, repeats, batches):
     clock, ids = model.clock(clock), texts().repeat(repeats, 1)
     torch.nn.init.zeros_(model.time_sampler.log_terms)
     draws = model.draw(len(ids), seeded(0))
-    times = model.token_times(clock, draws)
-    terms = objective.bound(model, ids, times, draws, None, model.block_size(clock)).diffusion
+    times, windows = model.token_times(clock, draws)
+    terms = objective.bound(model, ids, times, draws, None, windows).diffusion
     moving = times.rate > 0
     model.time_sampler.set_terms(times.value[moving], (terms / times.rate)[moving])
     bounds = torch.cat([model(ids, clock=clock, generator=seeded(1 + i)).bound for i in range(batches)])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny import MODELS, VOCAB, make_inputs, make_model, relative_error, seeded
 
+from diffusers_text_nfdm import BlockClock
 from diffusers_text_nfdm.networks.two_stream_predictor import Places, Rotation, sees_clean, sees_noisy
 
 
@@ -33,17 +34,25 @@ def seen(visible):
     return [[int(x) for x in row] for row in visible]
 
 
-def test_places_in_blocks_are_known_by_where_their_block_starts():
-    places = Places.in_blocks(6, 2)
+def in_blocks(length, size):
+    return Places.whole(length)._replace(starts=BlockClock(size).fixed_windows(length).starts[0])
+
+
+def test_places_in_windows_are_known_by_where_their_window_starts():
+    places = in_blocks(6, 2)
     assert places.positions.tolist() == [0, 1, 2, 3, 4, 5] and places.starts.tolist() == [0, 0, 2, 2, 4, 4]
-    assert Places.in_blocks(3).starts.tolist() == [0, 0, 0]
-    window = places.window(slice(2, 4))
+    assert Places.whole(3).starts.tolist() == [0, 0, 0]
+    window = places.part(slice(2, 4))
     assert window.positions.tolist() == [2, 3] and window.starts.tolist() == [2, 2]
+    assert window.settled is None and window.given is None
+    settled = torch.eye(3, 6).bool()
+    some = places._replace(settled=settled, given=~settled).part(slice(2, 4))
+    assert torch.equal(some.settled, settled[:, 2:4]) and torch.equal(some.given, ~settled[:, 2:4])
 
 
 def test_a_noisy_token_sees_the_clean_tokens_of_earlier_blocks():
     six = torch.arange(6)
-    assert seen(sees_clean(Places.in_blocks(6, 2), six)) == [
+    assert seen(sees_clean(in_blocks(6, 2), six)) == [
         [0, 0, 0, 0, 0, 0],
         [0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
@@ -51,15 +60,45 @@ def test_a_noisy_token_sees_the_clean_tokens_of_earlier_blocks():
         [1, 1, 1, 1, 0, 0],
         [1, 1, 1, 1, 0, 0],
     ]
-    assert seen(sees_clean(Places.in_blocks(6, 3).window(slice(3, 5)), six[:4])) == [[1, 1, 1, 0], [1, 1, 1, 0]]
-    assert seen(sees_clean(Places.in_blocks(3, 1), six[:3])) == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
-    assert seen(sees_clean(Places.in_blocks(2), six[:2])) == [[0, 0], [0, 0]]
+    assert seen(sees_clean(in_blocks(6, 3).part(slice(3, 5)), six[:4])) == [[1, 1, 1, 0], [1, 1, 1, 0]]
+    assert seen(sees_clean(in_blocks(3, 1), six[:3])) == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
+    assert seen(sees_clean(Places.whole(2), six[:2])) == [[0, 0], [0, 0]]
 
 
 def test_a_noisy_token_sees_the_noisy_tokens_of_its_own_block():
-    assert seen(sees_noisy(Places.in_blocks(4, 2))) == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
-    assert seen(sees_noisy(Places.in_blocks(4))) == [[1, 1, 1, 1]] * 4
-    assert seen(sees_noisy(Places.in_blocks(4, 1))) == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert seen(sees_noisy(in_blocks(4, 2))) == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+    assert seen(sees_noisy(Places.whole(4))) == [[1, 1, 1, 1]] * 4
+    assert seen(sees_noisy(in_blocks(4, 1))) == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+
+
+def test_what_has_settled_sees_what_stands_still_before_it_and_is_seen_by_its_window():
+    places = Places.whole(4)
+    places = Places(places.positions[None], in_blocks(4, 2).starts[None], torch.tensor([[True, False, True, True]]))
+    assert seen(sees_noisy(places)[0]) == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    assert seen(sees_clean(places, torch.arange(4))[0]) == [[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]]
+
+
+def test_what_is_given_sees_what_is_given_before_it_and_every_window_sees_it():
+    given = torch.tensor([[True, False, False, True, False, True]])
+    settled = given | torch.tensor([[False, False, False, False, True, False]])
+    places = Places(torch.arange(6)[None], in_blocks(6, 2).starts[None], settled, given)
+    # Of what is given, a window sees as noisy tokens those that are not before it.
+    assert seen(sees_noisy(places)[0]) == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 1, 0, 1],
+        [0, 0, 1, 1, 0, 1],
+        [1, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+        [1, 0, 0, 1, 0, 1],
+    ]
+    assert seen(sees_clean(places, torch.arange(4))[0]) == [
+        [0, 0, 0, 0],
+        [0, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 0, 0, 0],
+        [1, 1, 1, 1],
+        [0, 0, 0, 0],
+    ]
 
 
 def test_texts_may_have_places_of_their_own():
@@ -96,11 +135,12 @@ def test_all_blocks_at_once_are_predicted_as_each_alone(name, extras, block_size
     """What training computes in one call sampling computes block by block, with keys and values that it keeps."""
     model, ids = two_stream(name, extras, self_conditioning=self_conditioning), texts()
     z, t, context = noisy(name)
-    together = model.denoise(z, t, context, model.clean_stream(ids, block_size)[0], block_size=block_size)
+    windows = BlockClock(block_size).fixed_windows(LENGTH)
+    together = model.denoise(z, t, context, model.clean_stream(ids, windows)[0], windows=windows)
     clean = None
     for start in range(0, LENGTH, block_size):
         part = slice(start, start + block_size)
-        alone = model.denoise(z, t, context, clean, block_size=block_size, window=part)
+        alone = model.denoise(z, t, context, clean, windows=windows, window=part)
         assert relative_error(alone.embeddings[:, part], together.embeddings[:, part]) < 1e-12
         if extras == "categorical":
             assert relative_error(alone.logits, together.logits[:, part]) < 1e-12
@@ -118,8 +158,9 @@ def test_a_block_depends_on_the_tokens_before_it_and_its_own_latents_and_times(n
     z, t, context = noisy(name)
 
     def predict(ids, z, t):
-        clean, _ = model.clean_stream(ids, BLOCK)
-        return model.denoise(z, t, context, clean, block_size=BLOCK).embeddings
+        windows = BlockClock(BLOCK).fixed_windows(LENGTH)
+        clean, _ = model.clean_stream(ids, windows)
+        return model.denoise(z, t, context, clean, windows=windows).embeddings
 
     def blocks_that_change(*inputs):
         changed = (predict(*inputs) != before).any(-1)
@@ -188,6 +229,28 @@ def test_the_next_token_is_added_to_the_loss_by_its_weight(cross_entropy, clock)
 def test_the_next_token_is_refused_without_a_distribution_over_tokens():
     with pytest.raises(ValueError, match="`next_token_weight` is 0.25.*'two_stream'.*'categorical'"):
         two_stream("nfdm", "embedding")(texts(), next_token_weight=0.25)
+
+
+@torch.no_grad()
+def test_both_streams_hold_the_token_before_at_its_place():
+    """At time 1 the first token of a window is seen by no one, so its state is that of the clean stream but for the
+    time of its own token: what the clean stream learns of the next token holds for the noisy one.
+    """
+    model, ids = two_stream("nfdm", "categorical"), texts()
+    model.predictor.own_time_embedding.requires_grad_(False)
+    for parameter in (*model.predictor.own_time_embedding.parameters(), *model.predictor.own_input.parameters()):
+        parameter.zero_()
+    states, clean = model.read_clean(ids)
+    windows = BlockClock(1).fixed_windows(LENGTH)
+    z, _, _ = noisy("nfdm")
+    noise = model.denoise(z, torch.ones(TEXTS, LENGTH, dtype=torch.float64), None, clean, windows=windows)
+    size = model.config.hidden_size
+    # Each noisy state sees itself besides, which is a copy of the clean one before it: softmax counts that one twice.
+    alone = model.denoise(z[:, :], torch.ones(TEXTS, 1, dtype=torch.float64).expand(-1, LENGTH), None, clean,
+                          windows=windows, window=slice(1, 2))  # fmt: skip
+    torch.testing.assert_close(alone.factors[0][..., :size], noise.factors[0][:, 1:2, :size], rtol=1e-10, atol=1e-12)
+    # With one clean token there is nothing else to see: the two agree.
+    torch.testing.assert_close(noise.factors[0][:, 1, :size], states[:, 0], rtol=1e-10, atol=1e-12)
 
 
 # --- the rest ---
