@@ -91,13 +91,121 @@ def test_blocks_move_one_after_the_other():
 @pytest.mark.parametrize("blocks", [1, 2, 3, 7, 60, 64, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_block_is_finished_when_the_next_one_begins_whatever_the_rounding(blocks, dtype):
-    clock = BatchClock(BlockClock(1), blocks)
+    clock = BatchClock(BlockClock(1), blocks, in_windows=True)
     grid = clock.clock.time_grid(2 * blocks, blocks)
     for step, u in enumerate(grid[:-1]):
-        t = clock(torch.tensor([[u]], dtype=dtype)).value[0]
+        t, s = (clock(torch.tensor([[time]], dtype=dtype)).value for time in (u, grid[step + 1]))
         block = step // 2
-        assert not t[:block].any() and (t[block + 1 :] == 1).all()
-        assert clock.window(u) == (slice(block, block + 1) if blocks > 1 else None)
+        assert not t[0, :block].any() and (t[0, block + 1 :] == 1).all()
+        window = clock.step_windows(u, t, s)
+        if blocks == 1:
+            assert window is None and not clock.has_windows and clock.mixing is None
+        else:
+            assert window.tokens == slice(block, block + 1) and window.written == window.seen == block
+            assert window.windows.starts.tolist() == [list(range(blocks))] and window.windows.mixing == 1
+
+
+# --- windows ---
+
+
+def known_tokens(seed: int, texts: int) -> torch.Tensor | None:
+    """A mask for every text with at least one unknown token; none for an even seed."""
+    if seed % 2 == 0:
+        return None
+    known = torch.rand(texts, TWELVE, generator=seeded(seed)) < torch.rand(texts, 1, generator=seeded(seed + 1))
+    known[torch.arange(texts), torch.randint(TWELVE, (texts,), generator=seeded(seed + 2))] = False
+    return known
+
+
+@settings(max_examples=60)
+@given(st.floats(0.1, 40), st.integers(0, 2**31))
+def test_a_ramp_is_a_row_of_windows_at_all_of_its_times_at_once(width, seed):
+    """At the global times `(u + k) / (1 + w)` every token moves exactly once, at its parallel time."""
+    clock, texts = RampClock(width), 5
+    known = known_tokens(seed, texts)
+    u = 1e-4 + (1 - 2e-4) * torch.rand(texts, 1, dtype=torch.float64, generator=seeded(seed + 3))
+    (t, rate), (starts, mixing) = clock.parallel_times(u, TWELVE, known)
+    unknown = torch.ones(texts, TWELVE, dtype=torch.bool) if known is None else ~known
+    assert (rate == 1).all() and mixing == 1
+    batch_clock = BatchClock(clock, TWELVE, known, in_windows=True)
+    times_moved = torch.zeros(texts, TWELVE)
+    # At the last of them only tokens move whose time in the window is before u.
+    for k in range(int(width) + 2):
+        now = (u + k) / (1 + width)
+        inside = (now <= 1).expand(texts, TWELVE)
+        single = batch_clock(now.clamp_max(1))
+        moving = (single.rate > 0) & inside
+        times_moved += moving
+        torch.testing.assert_close(single.value[moving], t[moving], rtol=0, atol=1e-9)
+        torch.testing.assert_close(single.rate[moving], rate[moving] * (1 + width), rtol=1e-12, atol=0)
+        for i in range(texts):
+            if moving[i].any():
+                positions = moving[i].nonzero()[:, 0]
+                assert (starts[i][moving[i]] == positions[0]).all(), "a window is known by where it starts"
+                between = slice(int(positions[0]), int(positions[-1]) + 1)
+                assert (starts[i, between] == positions[0]).all(), "its tokens follow one another"
+                assert (moving[i] | ~unknown[i])[between].all()
+                # Those before are text, those behind noise, or known.
+                assert not single.value[i, : positions[0]].any()
+                assert ((single.value[i] == 1) | ~unknown[i])[between.stop :].all()
+    assert torch.equal(times_moved, unknown.float()), "each token exactly once"
+
+
+def test_parallel_times_of_a_ramp_are_uniform():
+    u = (torch.arange(1000, dtype=torch.float64)[:, None] + 0.5) / 1000
+    for width in (0.5, 3, 8.3):
+        (t, _), _ = RampClock(width).parallel_times(u, TWELVE)
+        expected = u.expand_as(t)
+        assert (t.sort(0).values - expected).abs().max() < 1e-3 + 1e-9
+
+
+def test_by_a_density_the_parallel_times_have_its_weight():
+    def density(times):
+        return Dual(times.value**2, 2 * times.value * times.rate)
+
+    u = torch.rand(4, 1, dtype=torch.float64, generator=seeded(0))
+    (plain, _), windows = RampClock(3).parallel_times(u**2, TWELVE)
+    (t, rate), same = RampClock(3).parallel_times(u, TWELVE, density=density)
+    assert torch.equal(t, plain) and torch.equal(rate, (2 * u).expand_as(t)) and torch.equal(windows[0], same[0])
+
+
+@pytest.mark.parametrize("name", ["shared", "ramp:0", "random:2", "blocks:12"])
+def test_other_clocks_have_one_window_at_one_time(name):
+    clock, order = make_clock(name, TWELVE), torch.rand(3, TWELVE, dtype=torch.float64, generator=seeded(0))
+    u = torch.rand(3, 1, dtype=torch.float64, generator=seeded(1))
+    times, windows = clock.parallel_times(u, TWELVE, None, order)
+    single = clock.single_times(u, TWELVE, None, order)
+    assert windows is None and not BatchClock(clock, TWELVE, None, order, in_windows=True).has_windows
+    assert torch.equal(times.value.expand(3, TWELVE), single.value.expand(3, TWELVE))
+
+
+@settings(max_examples=60)
+@given(st.floats(0.1, 40), st.integers(0, 2**31), st.integers(1, 20))
+def test_a_step_along_a_ramp_asks_for_what_moves_and_for_what_is_given(width, seed, steps):
+    known = known_tokens(seed, 3)
+    clock = BatchClock(RampClock(width), TWELVE, known, in_windows=True)
+    grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    given = torch.zeros(3, TWELVE, dtype=torch.bool) if known is None else known
+    written = 0
+    for u, next_u in zip(grid, grid[1:]):
+        t, s = (clock(time.expand(3, 1)).value for time in (u, next_u))
+        step = clock.step_windows(float(u), t, s)
+        assert written <= step.written <= step.seen
+        written, starts = step.written, step.windows.starts
+        assert not t[:, :written].any(), "what is written stands still in all texts"
+        asked = torch.zeros(3, TWELVE, dtype=torch.bool)
+        asked[:, step.tokens] = True
+        assert asked[s < t].all()
+        for i in range(3):
+            moving = (s[i] < t[i]).nonzero()[:, 0]
+            if len(moving):
+                first, last = int((t[i] > 0).nonzero()[0]), int(moving[-1])
+                window = torch.arange(TWELVE)[starts[i] == first]
+                assert window.tolist() == list(range(first, last + 1)) and first <= step.seen
+                # What is behind the window begins one of its own.
+                assert last + 1 == TWELVE or starts[i, last + 1] == last + 1
+                if given[i, first:].any():
+                    assert asked[i][given[i]].all()
 
 
 def test_steps_are_shared_out_evenly_to_the_blocks():
