@@ -42,26 +42,30 @@ def test_a_sample_does_not_depend_on_its_batch(scheduler):
     assert torch.allclose(together.latents[1:2], alone.latents, atol=1e-9)
 
 
-def test_the_adaptive_method_is_not_for_blocks():
+@pytest.mark.parametrize("clock", ["blocks:2", "ramp:3"])
+def test_the_adaptive_method_is_not_for_windows(clock):
     pipe = block_pipeline()
-    pipe.scheduler = ReverseODEScheduler("adaptive")
-    with pytest.raises(ValueError, match="Method 'adaptive' has a time for every sample"):
-        pipe(num_inference_steps=6)
+    pipe.scheduler = ReverseODEScheduler("adaptive", rtol=1.0, atol=1.0)
+    with pytest.raises(ValueError, match=f"Method 'adaptive' has a time for every sample; along the clock '{clock}'"):
+        pipe(num_inference_steps=6, clock=clock)
+    # Without a clean stream a ramp has none.
+    other = make_pipeline("nfdm", pipe.scheduler, max_length=LENGTH)
+    assert other(num_inference_steps=6, clock="ramp:3").sequences.shape == (1, LENGTH)
 
 
 def clean_length(clean) -> int:
-    """How many clean tokens these are the keys and values of."""
-    return 0 if clean is None else clean[0][0].shape[-2]
+    """How many clean tokens are seen."""
+    return 0 if clean is None else len(clean)
 
 
 def watch_denoise(pipe, monkeypatch) -> list[tuple]:
     """The latents, times, clean tokens and windows of all predictions to come."""
     seen, denoise = [], pipe.model.denoise
 
-    def spy(z, t, context, clean, *, block_size, window):
-        assert block_size == BLOCK
+    def spy(z, t, context, clean, *, windows, known, window):
+        assert windows.starts.tolist() == [[0, 0, 2, 2, 4, 4]] and windows.mixing == BLOCK and known is None
         seen.append((z, t, clean, window))
-        return denoise(z, t, context, clean, block_size=block_size, window=window)
+        return denoise(z, t, context, clean, windows=windows, known=known, window=window)
 
     monkeypatch.setattr(pipe.model, "denoise", spy)
     return seen
@@ -82,7 +86,8 @@ def test_steps_are_shared_out_to_the_blocks_and_later_ones_see_earlier_ones(sche
     # What is kept of the tokens before a block is the same in all its steps: that of the tokens that were written.
     assert seen[-1][2] is seen[-2][2]
     _, expected = pipe.model.read_clean(output.sequences[:, : LENGTH - BLOCK])
-    for actual, wanted in zip(seen[-1][2], expected, strict=True):
+    torch.testing.assert_close(seen[-1][2].inputs, expected.inputs, rtol=1e-5, atol=1e-5)
+    for actual, wanted in zip(seen[-1][2].keys_values, expected.keys_values, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -102,6 +107,11 @@ def test_no_prefix_is_encoded_twice(scheduler, size, self_conditioning, monkeypa
     # Each block but the last is read once, behind those before it.
     assert read == [(start, size) for start in range(0, LENGTH - size, size)]
     assert sum(tokens for _, tokens in read) == LENGTH - size
+    # Along a ramp what has settled, one token or more at a time.
+    read.clear()
+    pipe(num_samples=2, num_inference_steps=13, clock=f"ramp:{size}", generator=seeded(0))
+    assert [start for start, _ in read] == [sum(tokens for _, tokens in read[:i]) for i in range(len(read))]
+    assert 0 < sum(tokens for _, tokens in read) < LENGTH
 
 
 def test_a_block_as_long_as_the_text_is_the_shared_clock(monkeypatch):
