@@ -1,4 +1,8 @@
-"""Self-conditioning: the predictor sees an Ê made before, and the bound stays one."""
+"""Self-conditioning: a second call sees what a first one predicts, and the bound stays one.
+
+With BERT, or with predicted embeddings, it is shown an Ê; with two streams and categorical prediction it sees the
+tokens themselves as they are predicted.
+"""
 
 import pytest
 import torch
@@ -14,7 +18,7 @@ from tiny import (
     seeded,
 )
 
-from diffusers_text_nfdm import MarkovChainScheduler, ReverseODEScheduler, estimate_likelihood
+from diffusers_text_nfdm import MarkovChainScheduler, ReverseODEScheduler, estimate_likelihood, objective
 
 
 LENGTH, BLOCK, TEXTS = 6, 2, 3
@@ -35,7 +39,10 @@ SETTINGS = {
     "bert": {"predictor": "bert"},
     "bert, random": {"predictor": "bert", "clock": "random:1"},
     "blocks": {"predictor": "two_stream", "clock": f"blocks:{BLOCK}"},
+    "ramp": {"predictor": "two_stream", "clock": "ramp:3"},
 }
+# Those in which the second call sees tokens.
+TOKENS = ["blocks", "ramp"]
 
 
 def texts() -> torch.Tensor:
@@ -47,23 +54,159 @@ def texts() -> torch.Tensor:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_without_an_estimate_the_predictor_makes_its_own(name, prediction_type, setting):
+    if prediction_type == "categorical" and setting in TOKENS:
+        pytest.skip("the second call sees tokens")
     model = conditioned(name, prediction_type, **SETTINGS[setting])
-    block_size = model.block_size(model.clock())
-    clean, _ = model.clean_stream(texts(), block_size)
+    windows = model.token_times(model.clock(), model.draw(TEXTS, seeded(0)))[1]
+    assert (windows is not None) == (setting in TOKENS)
+    clean, _ = model.clean_stream(texts(), windows)
     z, context = make_inputs(name, TEXTS, length=LENGTH)
     t = torch.rand(TEXTS, LENGTH, dtype=torch.float64)
-    first = model.denoise(z, t, context, clean, torch.zeros_like(z), block_size).embeddings
-    second = model.denoise(z, t, context, clean, first, block_size).embeddings
-    assert torch.equal(model.denoise(z, t, context, clean, None, block_size).embeddings, second)
+    first = model.denoise(z, t, context, clean, torch.zeros_like(z), windows).embeddings
+    second = model.denoise(z, t, context, clean, first, windows).embeddings
+    assert torch.equal(model.denoise(z, t, context, clean, None, windows).embeddings, second)
     assert relative_error(second, first) > 1e-3
 
 
-@pytest.mark.parametrize("cross_entropy", [False, True])
-@pytest.mark.parametrize("setting", SETTINGS)
+# --- tokens as the first call predicts them ---
+
+
+def token_inputs(name="nfdm", setting="ramp", **options):
+    """A model, and what its prediction gets, at times of which some are of tokens that move alone."""
+    model = conditioned(name, **SETTINGS[setting], **options)
+    _, windows = model.token_times(model.clock("blocks:3"), model.draw(TEXTS, seeded(0)))
+    with torch.no_grad():
+        clean, _ = model.clean_stream(texts(), windows)
+    z, context = make_inputs(name, TEXTS, length=LENGTH)
+    t = 0.2 + 0.8 * torch.rand(TEXTS, LENGTH, dtype=torch.float64, generator=seeded(1))
+    t[0, 1:3] = 1
+    return model, z, t, context, clean, windows
+
+
+def watch_predictor(model):
+    """The tokens, and whether it is the second call, of all calls of the network to come."""
+    seen, forward = [], model.predictor.forward
+
+    def spy(z, t, context, tokens, self_condition, clean, places, second_call=False):
+        assert self_condition is None
+        seen.append((tokens, second_call))
+        return forward(z, t, context, tokens, self_condition, clean, places, second_call)
+
+    model.predictor.forward = spy
+    return seen
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_the_second_call_sees_tokens_as_the_first_predicts_them(name):
+    """Rows of the tokens under the posterior of the first call, without its own evidence for what moves alone."""
+    model, z, t, context, clean, windows = token_inputs(name)
+    seen = watch_predictor(model)
+    prediction = model.denoise(z, t, context, clean, windows=windows)
+    (first_tokens, first), (tokens, second) = seen
+    assert (first, second) == (False, True)
+    states, weight, bias = prediction.first_factors
+    size, rows = model.config.hidden_size, model.predictor.token_rows.weight
+    expected = torch.softmax(states @ weight.T + bias, -1) @ rows
+    alone = torch.zeros(TEXTS, LENGTH, dtype=torch.bool)
+    alone[0, 0] = True
+    assert relative_error(tokens[~alone], expected[~alone]) < 1e-12
+    # Its latent is in neither, but it is in the logits, once.
+    without = torch.softmax(states[..., :size] @ weight[:, :size].T + bias, -1) @ rows
+    assert relative_error(tokens[alone], without[alone]) < 1e-12
+    assert relative_error(expected[alone], without[alone]) > 1e-3
+    assert torch.equal(prediction.factors[0][..., size:], states[..., size:])
+    assert relative_error(prediction.factors[0][..., :size], states[..., :size]) > 1e-3
+    assert relative_error(first_tokens, tokens) > 1e-3
+
+
+@torch.no_grad()
+def test_what_moves_alone_is_hidden_from_both_calls():
+    model, z, t, context, clean, windows = token_inputs()
+    moved = z.clone()
+    moved[0, 0] += 1
+    size = model.config.hidden_size
+    before, after = (model.denoise(x, t, context, clean, windows=windows).factors[0] for x in (z, moved))
+    assert torch.equal(before[..., :size], after[..., :size])
+    assert not torch.equal(before[0, 0, size:], after[0, 0, size:])
+
+
+def test_without_self_conditioning_there_is_one_call():
+    model, z, t, context, clean, windows = token_inputs(self_conditioning=False)
+    seen = watch_predictor(model)
+    assert model.denoise(z, t, context, clean, windows=windows).first_factors is None
+    assert [second for _, second in seen] == [False]
+    assert model.predictor.second_call is None
+
+
+@pytest.mark.parametrize("setting", TOKENS)
 @pytest.mark.parametrize("name", ["nfdm", "mulan"])
-def test_training_shows_the_estimate_to_the_texts_that_were_drawn(name, setting, cross_entropy):
+def test_cross_entropy_is_that_of_the_second_call_and_trains_both(name, setting):
+    """The first call is in the gradient alone, with its weight."""
+    model, ids = conditioned(name, **SETTINGS[setting]).train(), texts()
+    draws = model.draw(TEXTS, seeded(1))
+    times, windows = model.token_times(model.clock(), draws)
+    output = model(ids, draws=draws, cross_entropy=True)
+    context, _ = model.encode_context(model.embed(ids), draws.context_noise)
+    marginal = model.forward_process.marginal(model.embed(ids), times.value, context, windows.mixing)
+    z = marginal.sample(draws.noise).detach()
+    clean, _ = model.clean_stream(ids, windows, detach_process=True)
+    context = None if context is None else context.detach()
+    prediction = model.denoise(z, times.value, context, clean, windows=windows, detach_process=True)
+
+    def loss(factors):
+        states, weight, bias = factors
+        logits = states @ weight.T + bias
+        return -torch.log_softmax(logits, -1).gather(-1, ids[..., None])[..., 0].sum(-1)
+
+    second, first = loss(prediction.factors), loss(prediction.first_factors)
+    torch.testing.assert_close(output.cross_entropy, second, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(output.loss, second.mean(), rtol=1e-10, atol=1e-12)
+    expected = gradients((second + objective.FIRST_CALL_WEIGHT * first).mean(), model)
+    actual = gradients(output.loss, model)
+    assert objective.FIRST_CALL_WEIGHT > 0 and actual.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(actual[key], value, rtol=1e-7, atol=1e-10)
+
+
+def test_no_gradient_goes_from_the_second_call_through_the_first():
+    model, z, t, context, clean, windows = token_inputs()
+    prediction = model.denoise(z, t, context, clean, windows=windows)
+    actual = gradients(prediction.embeddings.square().sum(), model)
+    predictor, seen = model.predictor, []
+
+    # The second call alone, with the tokens of the first as numbers.
+    forward = predictor.forward
+
+    def once(*arguments, second_call=False):
+        if second_call:
+            return forward(*arguments, second_call=True)
+        with torch.no_grad():
+            seen.append(1)
+            return forward(*arguments)
+
+    predictor.forward = once
+    expected = gradients(model.denoise(z, t, context, clean, windows=windows).embeddings.square().sum(), model)
+    assert seen == [1] and actual.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-10, atol=1e-12)
+
+
+# --- training and sampling ---
+
+
+SHOWN = [
+    *((setting, "categorical", cross_entropy) for setting in ("bert", "bert, random") for cross_entropy in (0, 1)),
+    *((setting, "embedding", 0) for setting in TOKENS),
+]
+
+
+@pytest.mark.parametrize("setting, prediction_type, cross_entropy", SHOWN)
+@pytest.mark.parametrize("name", ["nfdm", "mulan"])
+def test_training_shows_the_estimate_to_the_texts_that_were_drawn(name, setting, prediction_type, cross_entropy):
     """A shown text has the loss of evaluation, another one that of a predictor whose Ê is hidden."""
-    model, ids = conditioned(name, **SETTINGS[setting]), texts()
+    model, ids = conditioned(name, prediction_type, **SETTINGS[setting]), texts()
+    cross_entropy = bool(cross_entropy)
     draws = model.draw(TEXTS, seeded(1))
     draws.self_conditioned = torch.tensor([0.1, 0.5, 0.2], dtype=torch.float64)
     term = "cross_entropy" if cross_entropy else "bound"
@@ -100,8 +243,9 @@ def test_no_gradient_goes_through_the_first_call(prediction_type):
         assert torch.equal(actual[name], value), name
 
 
-def test_weights_that_autocast_casts_in_the_first_call_still_get_their_gradient():
-    model, ids = conditioned().float().train(), texts()
+@pytest.mark.parametrize("setting", ["bert", "ramp"])
+def test_weights_that_autocast_casts_in_the_first_call_still_get_their_gradient(setting):
+    model, ids = conditioned(**SETTINGS[setting]).float().train(), texts()
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(ids, generator=seeded(0)).loss
     loss.backward()
@@ -115,10 +259,10 @@ def test_likelihood_counts_both_calls():
     assert estimate_likelihood(conditioned(self_conditioning=False), **columns).num_function_evaluations == TEXTS * 2
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler", ["star", "heun"])
 def test_sampling_calls_the_predictor_as_the_bound_does(scheduler):
     """Twice for every Ê, which depends on z alone and on nothing of the steps before."""
-    options = {"max_length": LENGTH, "prediction_type": "categorical", "self_conditioning": True}
+    options = {"max_length": LENGTH, "prediction_type": "embedding", "self_conditioning": True}
     pipeline = make_pipeline("nfdm", SCHEDULERS[scheduler], **SETTINGS["blocks"], **options)
     model, seen = pipeline.model, []
     denoise = model.denoise
@@ -133,4 +277,15 @@ def test_sampling_calls_the_predictor_as_the_bound_does(scheduler):
     assert [shown is None for _, shown in seen] == [True, False] * (len(seen) // 2)
     assert not any(shown.any() for _, shown in seen[1::2])
     assert all(torch.equal(outer[0], inner[0]) for outer, inner in zip(seen[::2], seen[1::2]))
+    assert output.num_function_evaluations == len(seen)
+
+
+@pytest.mark.parametrize("setting", TOKENS)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_sampling_calls_the_network_twice_for_every_prediction(scheduler, setting):
+    options = {"max_length": LENGTH, "prediction_type": "categorical", "self_conditioning": True}
+    pipeline = make_pipeline("nfdm", SCHEDULERS[scheduler], **SETTINGS[setting], **options)
+    seen = watch_predictor(pipeline.model)
+    output = pipeline(num_samples=2, num_inference_steps=9, generator=seeded(0))
+    assert [second for _, second in seen] == [False, True] * (len(seen) // 2)
     assert output.num_function_evaluations == len(seen)

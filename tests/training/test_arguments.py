@@ -99,6 +99,17 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
             ["--config", "rocstories-nfdm", "--masked_share", "1"],
             "`masked_share` is 1.0; it needs `cross_entropy_steps`",
         ),
+        (
+            ["--known_texts", "suffix=0.5"],
+            "`known_texts` has 'suffix'; a kind must be one of 'prefix', 'span', 'scattered'",
+        ),
+        (["--known_texts", "prefix=0.7", "span=0.5"], "the shares must add up to at most 1, not 1.2"),
+        (["--known_texts", "prefix=-0.1"], "`known_texts[prefix]` is -0.1; it must be a number above 0"),
+        (["--known_texts", "span=much"], "`known_texts[span]` is 'much'; it must be a number above 0"),
+        (
+            ["--known_texts", "span=0.5", "--cross_entropy_steps", "0", "--growth_steps", "0", "--masked_share", "0"],
+            "`known_texts` is {'span': 0.5}; it needs `cross_entropy_steps` above 0",
+        ),
         (["--evaluation_draws", "3"], "`evaluation_draws` is 3; it must be an even number"),
         (["--model_type", "gpt"], "`model_type` is 'gpt'; it must be one of 'nfdm', 'mulan', 'diffusion_lm'"),
         (["--mixed_precision", "int8"], "`mixed_precision` is 'int8'"),

@@ -152,6 +152,37 @@ def test_steps_follow_the_clocks_of_the_mixture_and_begin_with_the_next_token(da
     assert [options["next_token_weight"] for options in seen[4:]] == [0.5 * (clock == "blocks:8") for clock in drawn]
 
 
+@pytest.mark.parametrize("clock", ["blocks:8", "ramp:4"])
+def test_steps_on_the_bound_follow_the_models_own_clock_and_give_no_tokens(data, tmp_path, monkeypatch, clock):
+    """Those on the cross-entropy follow the mixture, with windows or without, and some texts are known in part."""
+    seen, forward = [], TextDiffusionModel.forward
+
+    def spy(self, *args, **options):
+        if self.training:
+            seen.append(options)
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(TextDiffusionModel, "forward", spy)
+    settings = arguments(
+        data, tmp_path / "run", max_steps=20, evaluate_every=20, checkpoint_every=20, cross_entropy_steps=3,
+        clocks={"random:2": 0.5, "ramp:2": 0.5}, known_texts={"prefix": 0.5, "scattered": 0.25},
+        gradient_accumulation_steps=2, next_token_weight=0.5, sampling_steps=3,
+        model_config={"predictor": "two_stream", "prediction_type": "categorical", "clock": clock},
+    )  # fmt: skip
+    train(settings)
+    steps = [seen[i : i + 2] for i in range(0, len(seen), 2)]
+    on_bound = [step for step in steps if "cross_entropy" not in step[0]]
+    others = [step for step in steps if "cross_entropy" in step[0]]
+    assert len(on_bound) == 5 and len(others) == 15
+    assert all(str(options["clock"]) == clock and "known" not in options for step in on_bound for options in step)
+    assert {str(options["clock"]) for step in others for options in step} == {"random:2", "ramp:2"}
+    for options in (options for step in others for options in step):
+        assert options["next_token_weight"] == 0.5 * (str(options["clock"]) == "ramp:2")
+        assert options["known"].shape == (settings.batch_size // 2, settings.max_length)
+    known = torch.cat([options["known"] for step in others for options in step])
+    assert 0.6 < known.any(-1).float().mean() < 0.9 and not known.all(-1).any()
+
+
 def test_signal_ends_the_run_with_a_checkpoint_and_only_a_later_one_kills(data, tmp_path, monkeypatch):
     trainer = Trainer(arguments(data, tmp_path / "run", checkpoint_every=100))
     step, killed = trainer._step, []

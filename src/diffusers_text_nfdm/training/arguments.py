@@ -17,6 +17,7 @@ from ..checks import check_one_of, check_positive
 from ..clocks import make_clock
 from ..models import DiffusionLMConfig, MuLANConfig, NFDMConfig
 from .baseline_checks import check_baseline
+from .known_tokens import KINDS
 from .recipe_files import DEFAULT_RECIPE, read_config, scalar, suggest
 
 
@@ -256,6 +257,7 @@ class TrainingArguments:
             raise ValueError(f"`next_token_steps` is {self.next_token_steps}; it needs a `next_token_weight` above 0.")
         self._check_clocks()
         check_baseline(self)
+        self._check_known_texts()
         if self.cross_entropy_steps and prediction_type != "categorical":
             raise ValueError(
                 f"`cross_entropy_steps` is {self.cross_entropy_steps} with `prediction_type` {prediction_type!r}; "
@@ -308,6 +310,21 @@ class TrainingArguments:
             along = f"along the clock {self.model_config['clock']!r}" if "clock" in self.model_config else "in blocks"
             raise ValueError(
                 f"`sampling_steps` is {self.sampling_steps}; {along} texts take at least {self.min_sampling_steps}."
+            )
+
+    def _check_known_texts(self) -> None:
+        for kind, share in self.known_texts.items():
+            if kind not in KINDS:
+                raise ValueError(f"`known_texts` has {kind!r}; a kind must be one of {', '.join(map(repr, KINDS))}.")
+            check_positive(**{f"known_texts[{kind}]": share})
+        total = sum(self.known_texts.values())
+        if total > 1 + 1e-6:
+            raise ValueError(
+                f"`known_texts` is {self.known_texts}; the shares must add up to at most 1, not {total:g}."
+            )
+        if self.known_texts and not self.cross_entropy_steps:
+            raise ValueError(
+                f"`known_texts` is {self.known_texts}; it needs `cross_entropy_steps` above 0, which give tokens."
             )
 
     def check_data(self) -> None:

@@ -83,8 +83,10 @@ class DiffusionFamily:
         draws = model.draw(batch_size, generator, device)
         warmup = arguments.context_warmup_steps
         cross_entropy = (step + 1) % (arguments.cross_entropy_steps + 1) != 0
-        # The bound trains the forward process along the model's own clock: steep ones have hardly any motion to show.
-        clock = model.clock(draw_clock(arguments, generator) if cross_entropy else None)
+        # Where the two are mixed the bound, which trains the forward process, follows the model's own clock: steep
+        # ones have hardly any motion to show.
+        own = arguments.cross_entropy_steps and not cross_entropy
+        clock = model.clock(None if own else draw_clock(arguments, generator))
         shared = {
             "clock": clock,
             "context_weight": min(1.0, (step + 1) / warmup) if warmup else 1.0,
