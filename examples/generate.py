@@ -1,6 +1,8 @@
 """Write texts with a trained pipeline, from a folder or from a repository of the Hub.
 
     python examples/generate.py path/or/repo --num_samples 4 --steps 64
+    python examples/generate.py path/or/repo --prompt "One windy Friday, Leo"
+    python examples/generate.py path/or/repo --prompt "One windy Friday, [MASK] played the tuba."
     python examples/generate.py path/or/repo --scheduler reverse-ode --method heun --trajectory picture.png
     python examples/generate.py path/of/masked/diffusion --steps 32 --remasking random --block_size 8
 
@@ -28,7 +30,7 @@ SCHEDULERS = {
 PICTURES = (".png", ".pdf", ".svg")
 # What only some pipelines have, by their kind.
 OPTIONS = {
-    "diffusion": ("clock", "scheduler", "top_k", "top_p", "trajectory"),
+    "diffusion": ("prompt", "gen_length", "max_gap_length", "clock", "scheduler", "top_k", "top_p", "trajectory"),
     "masked": ("remasking", "block_size", "top_k", "top_p"),
     "ancestral": (),
 }
@@ -49,6 +51,13 @@ def device(name: str) -> str:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", help="folder or repository of a pipeline")
+    parser.add_argument(
+        "--prompt",
+        help="a beginning, which is continued, or a text with [MASK] for each token to fill in, or one [GAP] of "
+        "unknown length",
+    )
+    parser.add_argument("--gen_length", type=int, help="tokens that continue a beginning (default: left to the model)")
+    parser.add_argument("--max_gap_length", type=int, help="the most tokens that a gap is tried with (default: 16)")
     parser.add_argument("--num_samples", type=int, default=4, help="number of texts (default: 4)")
     parser.add_argument("--steps", type=int, default=64, help="steps of the scheduler (default: 64)")
     parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
