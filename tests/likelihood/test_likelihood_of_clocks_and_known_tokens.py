@@ -30,7 +30,8 @@ def test_along_every_clock_the_bound_of_the_exact_model_is_the_truth(name, clock
     """Independent tokens: what a clock shows of the others does not matter."""
     model, log_frequencies = exact_model(name, predictor="two_stream")
     ids, information = sample_tokens(log_frequencies, 512)
-    draws = 8 if name.startswith("nfdm") else 64
+    # Where the whole text is at one time, along a steep clock few tokens of it move.
+    draws = 8 if name.startswith("nfdm") else 96 if clock == "random:4" else 64
     bound = estimate_likelihood(model, ids, clock=clock, num_draws=draws, batch_size=512).nats_per_story
     assert bound.monte_carlo_error < 0.05 * information.mean().item()
     assert abs(bound.value - information.mean().item()) < 4 * bound.monte_carlo_error

@@ -96,3 +96,11 @@ def test_logits_are_left_as_they_are():
     before = logits.clone()
     select_tokens(logits, temperature=0.7, top_k=2, top_p=0.5, generators=[seeded(0), seeded(1)])
     assert torch.equal(logits, before)
+
+
+def test_what_is_drawn_for_a_token_does_not_depend_on_the_part_that_is_asked_for():
+    logits = torch.randn(3, 7, 5, generator=seeded(0))
+    whole = select_tokens(logits, 1.0, generators=[seeded(i) for i in range(3)])
+    for part in (slice(0, 3), slice(2, 6), slice(6, 7)):
+        options = {"part": part, "length": 7, "generators": [seeded(i) for i in range(3)]}
+        assert torch.equal(select_tokens(logits[:, part], 1.0, **options), whole[:, part])

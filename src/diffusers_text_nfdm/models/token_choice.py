@@ -60,9 +60,9 @@ def draw_uniforms(
 ) -> Tensor:
     """A random number for every token, `(batch_size, length)`, from the generator of each text."""
     if isinstance(generators, list):
-        return torch.stack([torch.rand(length, generator=g, device=g.device) for g in generators]).to(device)
+        return torch.stack([torch.rand((length,), generator=g, device=g.device) for g in generators]).to(device)
     source = device if generators is None else generators.device
-    return torch.rand(batch_size, length, generator=generators, device=source).to(device)
+    return torch.rand((batch_size, length), generator=generators, device=source).to(device)
 
 
 def select_tokens(
