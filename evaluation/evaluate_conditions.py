@@ -1,0 +1,49 @@
+"""Measure how a pipeline continues stories, fills in sentences and words, and chooses endings, beside the truth.
+
+    python evaluation/evaluate_conditions.py runs/run/pipeline --num_stories 500
+
+The stories are of the embedded grammar and of a seed of their own. A completion counts if the whole text is a story of
+the language.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from diffusers_text_nfdm.files import write_file
+from diffusers_text_nfdm.metrics.checkpoint import load_pipeline
+from diffusers_text_nfdm.metrics.story_conditions import TASKS, complete_stories, right_endings
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", help="folder or repository of a pipeline")
+    parser.add_argument("--num_stories", type=int, default=500, help="stories of each task (default: 500)")
+    parser.add_argument("--num_pairs", type=int, default=1000, help="pairs of endings (default: 1000)")
+    parser.add_argument("--steps", type=int, default=64, help="steps of the scheduler (default: 64)")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="(default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    args = parser.parse_args(arguments)
+    torch.set_flush_denormal(True)
+    try:
+        pipeline = load_pipeline(args.checkpoint, "cpu")
+        results = {}
+        for task in args.tasks:
+            results[task] = complete_stories(
+                pipeline, task, args.num_stories, args.seed, num_inference_steps=args.steps
+            )
+            valid, same, calls = (results[task][name] for name in ("validity", "same", "calls"))
+            print(f"{task:14s} valid {valid:6.1%}  the same {same:6.1%}  calls {calls:.1f}")
+        results["endings"] = right_endings(pipeline.model, pipeline.tokenizer, args.num_pairs, args.seed)
+        print(f"{'endings':14s} right {results['endings']['preferred']:6.1%} of {results['endings']['pairs']} pairs")
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    if args.output is not None:
+        write_file(args.output, json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Stories of which something is known: whether completions are of the language, and whether right endings are
+preferred.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ..likelihood.scoring import score_texts
+from ..stories import StoryGrammar
+from .story_language import story_language
+
+
+if TYPE_CHECKING:
+    from ..baseline import MaskedDiffusionPipeline
+    from ..pipelines import NFDMTextPipeline
+
+
+# What is asked for: the story after its first sentence, its third sentence, one of its words.
+TASKS = ("continuation", "sentence", "word")
+HEROES = (
+    tuple("Anna Clara Ella Grace Ivy Julia Lucy Nora Zoe".split()),
+    tuple("Adam Ben Felix Henry Jack Leo Noah Sam Tom".split()),
+)
+PRONOUNS = {"she": "he", "he": "she", "She": "He", "He": "She", "his": "her", "His": "Her", "Her": "His", "him": "her"}
+
+
+def encode_stories(
+    stories: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[Tensor, list[list[str]]]:
+    """Token ids `(stories, max_length)` and the tokens as words."""
+    ids = tokenizer(list(stories), padding="max_length", max_length=max_length, truncation=True)["input_ids"]
+    return torch.tensor(ids), [tokenizer.convert_ids_to_tokens(row) for row in ids]
+
+
+def known_tokens(task: str, words: Sequence[str], draw: random.Random) -> list[bool]:
+    """Which tokens of a story a task gives."""
+    ends = [i for i, word in enumerate(words) if word == "."]
+    if task == "continuation":
+        return [i <= ends[0] for i in range(len(words))]
+    if task == "sentence":
+        return [not ends[1] < i <= ends[2] for i in range(len(words))]
+    hidden = draw.randrange(1, ends[-1])
+    return [i != hidden for i in range(len(words))]
+
+
+def complete_stories(
+    pipeline: NFDMTextPipeline | MaskedDiffusionPipeline,
+    task: str,
+    num_stories: int = 500,
+    seed: int = 0,
+    batch_size: int = 64,
+    grammar: StoryGrammar | None = None,
+    **options,
+) -> dict[str, float]:
+    """Validity and variety of completions of stories that the model has not seen.
+
+    Returns `validity`, the share of completed texts that are stories of the language; `same`, the share that are the
+    story they were taken from; and `calls`, the mean number of predictor calls. `options` go to the pipeline.
+    """
+    if task not in TASKS:
+        raise ValueError(f"`task` is {task!r}; it must be one of {', '.join(map(repr, TASKS))}.")
+    grammar = grammar or StoryGrammar()
+    stories = grammar.sample(num_stories, seed=f"conditions:{seed}")
+    ids, words = encode_stories(stories, pipeline.tokenizer, pipeline.model.config.max_length)
+    draw = random.Random(seed)
+    known = torch.tensor([known_tokens(task, row, draw) for row in words])
+    generator = torch.Generator().manual_seed(seed)
+    output = pipeline(input_ids=ids, known=known, batch_size=batch_size, generator=generator, **options)
+    scores = story_language(output.texts, grammar)
+    return {
+        "validity": scores["validity"],
+        "same": sum(a == b for a, b in zip(output.texts, stories)) / num_stories,
+        "calls": output.calls.double().mean().item(),
+    }
+
+
+def wrong_ending(words: Sequence[str], draw: random.Random) -> list[str] | None:
+    """The story with a wrong name or a wrong pronoun in its last sentence; `None` where it has neither."""
+    ends = [i for i, word in enumerate(words) if word == "."]
+    hero = next((word for word in words[: ends[0]] if word in HEROES[0] + HEROES[1]), None)
+    changes = []
+    for i in range(ends[-2] + 1, ends[-1]):
+        if words[i] == hero:
+            others = [name for name in HEROES[hero in HEROES[1]] if name != hero]
+            changes.append((i, draw.choice(others)))
+        elif words[i] in PRONOUNS:
+            changes.append((i, PRONOUNS[words[i]]))
+    if not changes:
+        return None
+    place, word = draw.choice(changes)
+    return [*words[:place], word, *words[place + 1 :]]
+
+
+def right_endings(
+    model, tokenizer: PreTrainedTokenizerBase, num_pairs: int = 1000, seed: int = 0, **options
+) -> dict[str, float]:
+    """The share of pairs of which the story is more probable than the same with a wrong ending: the story cloze in
+    miniature. `options` go to `score_texts`.
+    """
+    grammar, draw = StoryGrammar(), random.Random(seed)
+    length, right, wrong = model.config.max_length, [], []
+    for story in grammar.sample(2 * num_pairs, seed=f"endings:{seed}"):
+        ids, words = encode_stories([story], tokenizer, length)
+        changed = wrong_ending(words[0], draw)
+        if changed is not None and len(right) < num_pairs:
+            right.append(ids[0])
+            wrong.append(torch.tensor(tokenizer.convert_tokens_to_ids(changed)))
+    a, b = (score_texts(model, torch.stack(rows), **options).nats for rows in (right, wrong))
+    return {"preferred": (a < b).double().mean().item(), "pairs": len(right)}
