@@ -22,7 +22,7 @@ from .checks import check_call, check_draft, warn_of_untrained
 from .draft_verify import filling_scheduler, needs_filling, write_verified
 from .hub import HubCheckpointMixin
 from .prompts import keep_best, read_prompts, repeat_prompt
-from .samples import check_samples, decode_texts, sample_generators
+from .samples import check_samples, decode_texts, fork, sample_generators
 
 
 @dataclass
@@ -330,7 +330,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             in_windows=model.has_windows(options.clock),
         )
         if options.choice["temperature"]:
-            batch.uniforms = draw_uniforms(len(batch.z), model.config.max_length, batch.generators, batch.z.device)
+            # By other numbers than the noise, so that latents do not depend on the temperature.
+            choosing = [fork(generator) for generator in batch.generators]
+            batch.uniforms = draw_uniforms(len(batch.z), model.config.max_length, choosing, batch.z.device)
         # A fresh start for every batch: schedulers carry state from step to step.
         self._set_timesteps(options, clock)
         for timestep in scheduler.timesteps:

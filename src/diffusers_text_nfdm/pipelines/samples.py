@@ -48,3 +48,10 @@ def decode_texts(sequences: Tensor, tokenizer: PreTrainedTokenizerBase) -> list[
     """The texts of token ids `(samples, seq)`."""
     # Most tokenizers would drop UNK with the other special tokens and would not stop at END, which flatters a model.
     return [tokenizer.decode(content_ids(ids, tokenizer)) for ids in sequences.tolist()]
+
+
+def fork(generator: torch.Generator) -> torch.Generator:
+    """A generator of other numbers that depends on the state of the given one and leaves it as it is."""
+    copy = torch.Generator(generator.device).set_state(generator.get_state())
+    seed = torch.randint(2**62, (), generator=copy, device=copy.device).item()
+    return torch.Generator(generator.device).manual_seed(seed)
