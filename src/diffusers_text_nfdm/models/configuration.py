@@ -40,7 +40,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     Args:
         vocab_size: number of tokens.
         max_length: number of positions of every sequence, padding included.
-        clock: the clock of the bound and of sampling, unless another one is given: see `clocks.py`. The paper's is
+        clock: the clock of the bound and of sampling, unless another one is given: see `clocks`. The paper's is
             `"shared"`.
         trained_clocks: the clocks that the model was trained on, if that is known; sampling along another one warns.
         embedding_dim: dimension of the token embeddings, which is that of the latents z.

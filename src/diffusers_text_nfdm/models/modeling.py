@@ -216,7 +216,7 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             input_ids: token ids, padding included: every position is modelled.
             known: `(batch, max_length)`, True for tokens that are given. The bound is then that of the others given
                 them.
-            clock: instead of the config's; see `clocks.py`.
+            clock: instead of the config's; see `clocks`.
             t: times `(batch,)` or `(batch, max_length)` at which the diffusion integrand is wanted, instead of random
                 ones; in blocks if the clock has them, else with all tokens in one window.
             draws: the random numbers, instead of new ones from `generator`.

@@ -150,7 +150,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             num_samples: number of texts, 1 unless prompts, `latents` or `input_ids` say how many.
             num_inference_steps: sampling steps, by default 64, or one per block where there are more of them. The
                 paper uses 2000, and 64 and 32 in an ablation.
-            clock: which tokens are written when, instead of the model's own: see `clocks.py`.
+            clock: which tokens are written when, instead of the model's own: see `clocks`.
             gen_length: tokens that continue a beginning; END follows them. By default END is left to the model.
             max_gap_length: a gap is filled with every number of tokens up to this, and of these texts the most
                 probable one is taken: by the clean stream, which is exact, or else by the bound.
