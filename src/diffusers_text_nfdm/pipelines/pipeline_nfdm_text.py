@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from diffusers import DiffusionPipeline
-from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..clocks import BatchClock, Clock
@@ -18,77 +15,12 @@ from ..models import Prediction, TextDiffusionModel, evaluation_mode
 from ..models.token_choice import draw_tokens, draw_uniforms
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import DraftVerifyScheduler, TextDiffusionScheduler
+from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_trajectories
 from .checks import check_call, check_draft, warn_of_untrained
 from .draft_verify import filling_scheduler, needs_filling, write_verified
 from .hub import HubCheckpointMixin
 from .prompts import keep_best, read_prompts, repeat_prompt
 from .samples import check_samples, decode_texts, fork, sample_generators
-
-
-@dataclass
-class NFDMTextPipelineOutput(BaseOutput):
-    """
-    Args:
-        texts: the generated texts (`output_type="text"`).
-        sequences: token ids `(num_samples, max_length)` (`"text"` and `"seq"`).
-        latents: z_0 `(num_samples, max_length, dim)` (`"latent"`).
-        trajectory: best tokens of every Ê, `(predictions, num_samples, max_length)`, when asked for.
-        trajectory_times: their global times u, `(predictions, num_samples)`; of draft and verify, the share of the
-            text that is to be written.
-        num_function_evaluations: the most predictor calls that a sample took.
-        calls: predictor calls that each sample took, `(num_samples,)`: two for each time with self-conditioning.
-    """
-
-    texts: list[str] | None = None
-    sequences: Tensor | None = None
-    latents: Tensor | None = None
-    trajectory: Tensor | None = None
-    trajectory_times: Tensor | None = None
-    num_function_evaluations: int = 0
-    calls: Tensor | None = None
-
-
-@dataclass
-class _Options:
-    """How texts are to be made."""
-
-    num_steps: int | None
-    timesteps: Sequence[float] | None
-    clock: Clock
-    choice: dict
-    clamp_predictions: bool
-    keep_trajectory: bool
-    callback: Callable | None
-    callback_inputs: Sequence[str]
-    bar: tqdm
-
-
-@dataclass
-class _Batch:
-    """Texts in the making.
-
-    Args:
-        generators: one per text.
-        z: latents.
-        context: MuLAN's c.
-        given: token ids of which some are known.
-        known: which they are, `None` for none.
-        written: tokens that are chosen: those before the windows, in the end all.
-        uniforms: random numbers by which they are chosen, one for each; `None` for the most probable tokens.
-        clean: what the predictor keeps of them.
-    """
-
-    generators: list[torch.Generator]
-    z: Tensor
-    context: Tensor | None
-    given: Tensor | None
-    known: Tensor | None
-    written: Tensor
-    uniforms: Tensor | None = None
-    clean: CleanTokens | None = None
-    trajectory: list[Tensor] = field(default_factory=list)
-    times: list[Tensor] = field(default_factory=list)
-    calls: int | Tensor = 0
 
 
 class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
@@ -213,7 +145,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             clamp_predictions, output_type, callback_on_step_end_tensor_inputs,
         )  # fmt: skip
         starts = range(0, num_samples, batch_size)
-        options = _Options(
+        options = Options(
             num_steps=num_inference_steps,
             timesteps=timesteps,
             clock=clock,
@@ -241,7 +173,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if not isinstance(self.scheduler, DraftVerifyScheduler):
             calls = calls * self.model.config.calls_per_prediction
         sequences = None if output_type == "latent" else torch.cat([batch.written for batch in batches]).cpu()
-        trajectory, trajectory_times = _join_trajectories(batches) if return_trajectory else (None, None)
+        trajectory, trajectory_times = join_trajectories(batches) if return_trajectory else (None, None)
         output = NFDMTextPipelineOutput(
             texts=decode_texts(sequences, self.tokenizer) if output_type == "text" else None,
             sequences=sequences,
@@ -295,7 +227,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         latents: Tensor | None,
         input_ids: Tensor | None,
         known: Tensor | None,
-    ) -> _Batch:
+    ) -> TextBatch:
         """Noise, and what is known."""
         model, n, device = self.model, len(generators), self._execution_device
         options = {"device": device, "dtype": model.latent_dtype}
@@ -314,9 +246,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             clean = model.forward_process.initial_marginal(model.embed(input_ids), context).mean
             z = torch.where(known[..., None], clean, z)
         written = torch.zeros(n, 0, dtype=torch.long, device=device)
-        return _Batch(generators, z, context, input_ids, known, written)
+        return TextBatch(generators, z, context, input_ids, known, written)
 
-    def _generate(self, batch: _Batch, options: _Options) -> None:
+    def _generate(self, batch: TextBatch, options: Options) -> None:
         """From noise to z_0 and tokens."""
         model, scheduler = self.model, self.scheduler
         if isinstance(scheduler, DraftVerifyScheduler):
@@ -354,7 +286,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             options.bar.update()
         self._write(batch, model.config.max_length, options)
 
-    def _write_verified(self, batch: _Batch, options: _Options) -> None:
+    def _write_verified(self, batch: TextBatch, options: Options) -> None:
         def note(tokens: Tensor, written: Tensor) -> None:
             if options.keep_trajectory:
                 batch.trajectory.append(tokens.cpu())
@@ -365,7 +297,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         arguments = batch.context, options.num_steps, batch.given, num_given, note
         batch.written, batch.calls = write_verified(self.model, self.scheduler, batch.generators, *arguments)
 
-    def _predict(self, batch: _Batch, timestep: Tensor, clock: BatchClock, options: _Options) -> Prediction | Tensor:
+    def _predict(self, batch: TextBatch, timestep: Tensor, clock: BatchClock, options: Options) -> Prediction | Tensor:
         """What the model says of the tokens: of those of the window, if the clock has windows."""
         model, scheduler = self.model, self.scheduler
         z = scheduler.scale_model_input(batch.z, timestep)
@@ -382,7 +314,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         clamped = model.embed(nearest.view(z.shape[:-1]))
         return Prediction(clamped if window is None else clamped[:, window], window=window, length=z.shape[1])
 
-    def _read(self, batch: _Batch, written: int, seen: int, options: _Options) -> CleanTokens | None:
+    def _read(self, batch: TextBatch, written: int, seen: int, options: Options) -> CleanTokens | None:
         """What noisy tokens see of the text before their windows, of which `written` tokens are finished in all texts.
 
         Texts in which other tokens are known are ahead of one another; what not all have is read anew.
@@ -395,21 +327,21 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             return batch.clean
         return self.model.read_clean(self._choose(batch, slice(written, seen), options), batch.clean)[1]
 
-    def _write(self, batch: _Batch, stop: int, options: _Options) -> None:
+    def _write(self, batch: TextBatch, stop: int, options: Options) -> None:
         """Choose the tokens up to `stop` from z_0."""
         start = batch.written.shape[1]
         if start < stop:
             tokens = self._choose(batch, slice(start, stop), options)
             batch.written = torch.cat([batch.written, tokens], dim=1)
 
-    def _choose(self, batch: _Batch, part: slice, options: _Options) -> Tensor:
+    def _choose(self, batch: TextBatch, part: slice, options: Options) -> Tensor:
         """Some tokens from z_0. Whenever a token is chosen, it is the same."""
         logits = self.model.decode(batch.z, batch.context)[:, part]
         uniforms = None if batch.uniforms is None else batch.uniforms[:, part]
         tokens = draw_tokens(logits, uniforms, **options.choice)
         return tokens if batch.known is None else torch.where(batch.known[:, part], batch.given[:, part], tokens)
 
-    def _best_tokens(self, batch: _Batch, prediction: Prediction | Tensor) -> Tensor:
+    def _best_tokens(self, batch: TextBatch, prediction: Prediction | Tensor) -> Tensor:
         """The text as the prediction has it; tokens to come are padding."""
         window = getattr(prediction, "window", None)
         embeddings = prediction.embeddings if isinstance(prediction, Prediction) else prediction
@@ -419,7 +351,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             tokens[:, window.stop :] = self.model.config.pad_token_id or 0
         return tokens if batch.known is None else torch.where(batch.known, batch.given, tokens)
 
-    def _call_back(self, batch: _Batch, timestep: Tensor, prediction: Prediction | Tensor, options: _Options) -> None:
+    def _call_back(
+        self, batch: TextBatch, timestep: Tensor, prediction: Prediction | Tensor, options: Options
+    ) -> None:
         tensors = {"latents": batch.z}
         if "prediction" in options.callback_inputs:
             tensors["prediction"] = prediction.embeddings if isinstance(prediction, Prediction) else prediction
@@ -428,7 +362,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         wanted = {name: tensors[name] for name in options.callback_inputs}
         batch.z = (options.callback(self, batch.calls, timestep, wanted) or {}).get("latents", batch.z)
 
-    def _order(self, batch: _Batch, clock: Clock) -> Tensor | None:
+    def _order(self, batch: TextBatch, clock: Clock) -> Tensor | None:
         """Random numbers from which a clock in random order takes that of each text."""
         if not clock.draws_order:
             return None
@@ -436,7 +370,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             [torch.rand(self.model.config.max_length, generator=g, device=g.device) for g in batch.generators]
         ).to(batch.z.device, batch.z.dtype)
 
-    def _count_calls(self, options: _Options) -> float:
+    def _count_calls(self, options: Options) -> float:
         """How many predictions a batch takes."""
         if isinstance(self.scheduler, DraftVerifyScheduler):
             return float("inf")
@@ -445,7 +379,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         # An adaptive scheduler does not know how many calls it will take.
         return len(self.scheduler.timesteps) if hasattr(self.scheduler.timesteps, "__len__") else float("inf")
 
-    def _set_timesteps(self, options: _Options, clock: BatchClock) -> None:
+    def _set_timesteps(self, options: Options, clock: BatchClock) -> None:
         # Times live on the CPU: schedulers read them as numbers.
         self.scheduler.set_timesteps(
             options.num_steps,
@@ -454,14 +388,3 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             time_sampler=self.model.time_sampler,
             clock=clock,
         )
-
-
-def _join_trajectories(batches: list[_Batch]) -> tuple[Tensor, Tensor]:
-    """Stack calls and join samples; a batch that an adaptive scheduler finished early stays at its last tokens."""
-    longest = max(len(batch.trajectory) for batch in batches)
-    tokens, times = [], []
-    for batch in batches:
-        missing = longest - len(batch.trajectory)
-        tokens.append(torch.stack(batch.trajectory + batch.trajectory[-1:] * missing))
-        times.append(torch.stack(batch.times + batch.times[-1:] * missing))
-    return torch.cat(tokens, dim=1), torch.cat(times, dim=1)

@@ -24,7 +24,7 @@ from ..tokenization import special_ids
 
 if TYPE_CHECKING:
     from ..models import TextDiffusionModel
-    from .pipeline_nfdm_text import NFDMTextPipelineOutput
+    from .batches import NFDMTextPipelineOutput
 
 
 MASK, GAP = "[MASK]", "[GAP]"
