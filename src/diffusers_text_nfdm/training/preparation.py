@@ -137,7 +137,8 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
         **arguments.model_config,
     )
     if isinstance(config, TextDiffusionConfig):
-        config.trained_clocks = list(arguments.clocks) or [config.clock]
+        # Steps on the bound follow the own one.
+        config.trained_clocks = [*arguments.clocks] + [config.clock] * (config.clock not in [*arguments.clocks])
     if isinstance(config, MaskedDiffusionConfig):
         sizes = [make_clock(clock, arguments.max_length).block_size for clock in arguments.clocks]
         config.trained_block_sizes = list(dict.fromkeys(sizes)) or [config.block_size]
