@@ -176,11 +176,13 @@ def test_muon_trains_the_trunk(data):
 def test_the_recipe_has_the_trunk_the_optimizers_and_the_budget_of_ours():
     masked, ours = (TrainingArguments.from_config(name) for name in ("stories-masked", "stories-tiny"))
     same = (
-        "dataset batch_size max_length max_steps learning_rate adam_beta2 use_muon muon_learning_rate warmup_steps "
-        "decay_steps max_grad_norm clip_after_steps ema_decay next_token_weight next_token_steps cross_entropy_steps "
-        "growth_steps first_largest_time"
+        "dataset batch_size max_length learning_rate adam_beta2 use_muon muon_learning_rate warmup_steps "
+        "max_grad_norm clip_after_steps ema_decay next_token_weight cross_entropy_steps mixed_precision"
     ).split()
     assert {name: getattr(masked, name) for name in same} == {name: getattr(ours, name) for name in same}
+    # A step is one call of the noisy stream instead of two.
+    for name in ("max_steps", "decay_steps", "next_token_steps"):
+        assert getattr(masked, name) / getattr(ours, name) == pytest.approx(1 / 0.7, rel=0.01)
     trunk = (
         "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
         "attention_probs_dropout_prob"
