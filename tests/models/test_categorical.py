@@ -90,30 +90,7 @@ def test_without_the_network_the_logits_are_the_posterior_by_bayes(name, sphere)
     assert torch.allclose(torch.softmax(model.denoise(z, t, context).logits, -1), expected, rtol=1e-8, atol=1e-12)
 
 
-# --- masked tokens ---
-
-
-@pytest.mark.parametrize("predictor, clock", [("bert", "shared"), ("bert", "random:2"), ("two_stream", "blocks:1")])
-def test_masked_tokens_have_time_one_and_known_ones_time_zero(predictor, clock, input_ids):
-    model = make_model("mulan", predictor=predictor, clock=clock, **EVERYTHING)
-    draws = model.draw(len(input_ids), seeded(0))
-    masked, known = torch.rand(2, *input_ids.shape, generator=seeded(1)) < 0.4
-    plain = model(input_ids, draws=draws, cross_entropy=True).t.expand(input_ids.shape)
-    output = model(input_ids, draws=draws, cross_entropy=True, masked=masked)
-    assert torch.equal(output.t, plain.masked_fill(masked, 1))
-    # The order of a ramp is that of the unknown tokens.
-    plain = model(input_ids, known, draws=draws, cross_entropy=True).t.expand(input_ids.shape)
-    with_known = model(input_ids, known, draws=draws, cross_entropy=True, masked=masked)
-    assert torch.equal(with_known.t, plain.masked_fill(masked, 1).masked_fill(known, 0))
-    assert not with_known.t[known].any()
-
-
-def test_masked_tokens_cost_their_cross_entropy_at_time_one(input_ids):
-    model, masked = make_model("nfdm", **EVERYTHING), torch.rand(6, LENGTH, generator=seeded(1)) < 0.4
-    draws = model.draw(len(input_ids), seeded(0))
-    output = model(input_ids, draws=draws, cross_entropy=True, masked=masked)
-    given = model(input_ids, t=output.t, draws=draws, cross_entropy=True)
-    assert torch.equal(output.cross_entropy, given.cross_entropy)
+# --- tokens of which nothing is seen ---
 
 
 @pytest.mark.parametrize("self_conditioning", [False, True])

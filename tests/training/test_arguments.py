@@ -94,11 +94,6 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
             "--config rocstories-nfdm --scheduler_config prediction=tokens".split(),
             "`scheduler_config` has `prediction` 'tokens' with `prediction_type` 'embedding'",
         ),
-        (["--masked_share", "1.5"], "`masked_share` is 1.5; it must be in [0, 1]"),
-        (
-            ["--config", "rocstories-nfdm", "--masked_share", "1"],
-            "`masked_share` is 1.0; it needs `cross_entropy_steps`",
-        ),
         (
             ["--known_texts", "suffix=0.5"],
             "`known_texts` has 'suffix'; a kind must be one of 'prefix', 'span', 'scattered'",
@@ -107,7 +102,7 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
         (["--known_texts", "prefix=-0.1"], "`known_texts[prefix]` is -0.1; it must be a number above 0"),
         (["--known_texts", "span=much"], "`known_texts[span]` is 'much'; it must be a number above 0"),
         (
-            ["--known_texts", "span=0.5", "--cross_entropy_steps", "0", "--growth_steps", "0", "--masked_share", "0"],
+            ["--known_texts", "span=0.5", "--cross_entropy_steps", "0", "--growth_steps", "0"],
             "`known_texts` is {'span': 0.5}; it needs `cross_entropy_steps` above 0",
         ),
         (["--evaluation_draws", "3"], "`evaluation_draws` is 3; it must be an even number"),

@@ -192,7 +192,7 @@ def test_the_recipe_has_the_trunk_the_optimizers_and_the_budget_of_ours():
 
 
 @pytest.mark.parametrize(
-    "options", [{"masked_share": 0.5}, {"context_warmup_steps": 10}, {"forward_learning_rate": 1e-3}]
+    "options", [{"known_texts": {"span": 0.5}}, {"context_warmup_steps": 10}, {"forward_learning_rate": 1e-3}]
 )
 def test_settings_of_diffusion_models_are_refused(options, data):
     with pytest.raises(ValueError, match=f"`{next(iter(options))}` is .* for diffusion models; .* 'masked'"):

@@ -42,7 +42,7 @@ def config(data, tmp_path_factory):
         checkpoint_every=7,
         evaluate_every=20,
         cross_entropy_steps=1,
-        masked_share=0.5,
+        known_texts={"span": 0.5},
         clocks={"blocks:8": 0.5, "random:2": 0.5},
         next_token_weight=0.5,
         cooccurrence_embeddings=True,

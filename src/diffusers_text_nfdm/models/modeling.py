@@ -206,7 +206,6 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         next_token_weight: float = 0.0,
         next_token_only: bool = False,
         cross_entropy: bool = False,
-        masked: Tensor | None = None,
         return_dict: bool = True,
     ) -> TextDiffusionOutput | tuple:
         """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per text, or per
@@ -225,10 +224,9 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             next_token_only: nothing else.
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It
                 trains no embedding and no forward process; steps of the two are mixed in training.
-            masked: `(batch, max_length)`, tokens that `cross_entropy` shows as noise: their time is 1.
         """
         self.check_inputs(input_ids, known, t)
-        self._check_options(cross_entropy, masked, next_token_weight, next_token_only)
+        self._check_options(cross_entropy, next_token_weight, next_token_only)
         if next_token_only:
             return self._next_token_output(input_ids, next_token_weight, return_dict)
         clock = self.clock(clock)
@@ -240,11 +238,8 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         options = draws, known, windows, next_token_weight > 0
 
         if cross_entropy:
-            t = times.value if masked is None else torch.where(masked, 1, times.value)
-            if known is not None and masked is not None:
-                t = t.masked_fill(known, 0)
-            losses, next_token = objective.cross_entropy(self, input_ids, t, *options)
-            output = TextDiffusionOutput(cross_entropy=losses.sum(-1), t=t)
+            losses, next_token = objective.cross_entropy(self, input_ids, times.value, *options)
+            output = TextDiffusionOutput(cross_entropy=losses.sum(-1), t=times.value)
             # A sum divided, not a mean, whose gradient is no expanded number: see `linear_cross_entropy`.
             output.loss = losses.sum() / len(losses)
         else:
@@ -304,18 +299,12 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             **embedding_monitors(input_ids, self.embedding_table()),
         )
 
-    def _check_options(
-        self, cross_entropy: bool, masked: Tensor | None, next_token_weight: float, next_token_only: bool
-    ) -> None:
+    def _check_options(self, cross_entropy: bool, next_token_weight: float, next_token_only: bool) -> None:
         config = self.config
         if cross_entropy and config.prediction_type != "categorical":
             raise ValueError(
                 f"`cross_entropy` is True with `prediction_type` {config.prediction_type!r}; only 'categorical' has "
                 "logits."
-            )
-        if masked is not None and not cross_entropy:
-            raise ValueError(
-                "`masked` needs `cross_entropy`; the bound sees every token at the time that its clock gives it."
             )
         if next_token_only and not next_token_weight:
             raise ValueError("`next_token_only` needs a `next_token_weight` above 0; without it there is no loss.")

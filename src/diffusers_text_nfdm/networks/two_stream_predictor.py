@@ -17,6 +17,7 @@ written are kept. Where the whole text is one window there is no clean stream.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 ROTARY_BASE = 100.0
 # Attention scores are this number, learned per head, times the cosine of query and key.
 FIRST_SHARPNESS = 4.0
-# On CPUs attention by plain products is three times as fast as the fused one for texts up to this length.
+# On CPUs the fused attention has a slow backward pass in bfloat16; up to this length plain products are taken.
 SHORT_TEXT = 512
 
 
@@ -90,7 +91,8 @@ def sees_noisy(places: Places) -> Tensor:
     return torch.where(given[..., None], given[..., None, :] & earlier, seen)
 
 
-class CleanTokens(NamedTuple):
+@dataclass(frozen=True)
+class CleanTokens:
     """What is seen of clean tokens, from position 0 on.
 
     Args:

@@ -123,11 +123,6 @@ class TrainingArguments:
         "optimisation",
         "steps on the predictor's cross-entropy before each step on the bound, for categorical prediction",
     )
-    masked_share: float = setting(
-        0.0,
-        "optimisation",
-        "share of the tokens of which these steps show nothing, to be learned from the others alone",
-    )
     clocks: dict = setting(
         {},
         "optimisation",
@@ -241,8 +236,6 @@ class TrainingArguments:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in [0, 1).")
         masked_diffusion = self.model_type == MaskedDiffusionConfig.model_type
         prediction_type = self.model_config.get("prediction_type", "categorical" if masked_diffusion else "embedding")
-        if not 0 <= self.masked_share <= 1:
-            raise ValueError(f"`masked_share` is {self.masked_share!r}; it must be in [0, 1].")
         if not 0 < self.first_largest_time <= 1:
             raise ValueError(f"`first_largest_time` is {self.first_largest_time!r}; it must be in (0, 1].")
         if self.growth_steps and not self.cross_entropy_steps:
@@ -263,10 +256,6 @@ class TrainingArguments:
                 f"`cross_entropy_steps` is {self.cross_entropy_steps} with `prediction_type` {prediction_type!r}; "
                 "only 'categorical' has "
                 "logits to take it of."
-            )
-        if self.masked_share and not self.cross_entropy_steps:
-            raise ValueError(
-                f"`masked_share` is {self.masked_share}; it needs `cross_entropy_steps` above 0, which mask."
             )
         if self.scheduler_config.get("prediction") == "tokens" and prediction_type != "categorical":
             raise ValueError(

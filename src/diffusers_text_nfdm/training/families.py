@@ -93,19 +93,16 @@ class DiffusionFamily:
             # Without windows the clean stream would be read for this alone.
             "next_token_weight": arguments.next_token_weight if model.has_windows(clock) else 0.0,
         }
-        rows = {}
+        known = None
         if cross_entropy:
             shared["cross_entropy"] = True
             draws.uniforms = draws.uniforms * largest_time(arguments, step)
-            if arguments.masked_share:
-                uniforms = torch.rand(batch_size, length, generator=generator, device=device)
-                rows["masked"] = uniforms < arguments.masked_share
             if arguments.known_texts:
-                rows["known"] = draw_known(arguments.known_texts, batch_size, length, generator)
+                known = draw_known(arguments.known_texts, batch_size, length, generator)
 
         def options(start: int, stop: int) -> dict[str, Any]:
-            own = {name: values[start:stop] for name, values in rows.items()}
-            return {"draws": draws.slice(start, stop), **shared, **own}
+            given = None if known is None else known[start:stop]
+            return {"draws": draws.slice(start, stop), "known": given, **shared}
 
         return options
 
