@@ -16,8 +16,10 @@ from torch import Tensor
 
 from .clocks import Windows
 from .forward_processes import Marginal, MovingMarginal
+from .models.token_choice import draw_from, noise_of
 from .networks.dual import Dual
 from .networks.linear_cross_entropy import linear_cross_entropy
+from .networks.two_stream_predictor import Places
 
 
 if TYPE_CHECKING:
@@ -120,6 +122,56 @@ def cross_entropy(
         first, _ = linear_cross_entropy(*prediction.first_factors, input_ids)
         losses = losses + FIRST_CALL_WEIGHT * (first - first.detach())
     return losses if known is None else losses.masked_fill(known, 0), next_token_losses
+
+
+def jump_losses(
+    model: TextDiffusionModel, input_ids: Tensor, starts: Tensor, uniforms: Tensor, num_calls: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a jump over a window costs, `-log p(x_i | x_<start, u_start..u_i-1)` of every token but START.
+
+    Along the steepest clock from left to right a token goes from noise to text in one step, a draw by its noise u_i:
+
+        x_i = F⁻¹(u_i | x_<i),   F the cumulative distribution of the clean stream's p(x_i | x_<i).
+
+    So the noise decides the text, and a jump over a window composes these steps: what the tokens before i are is in
+    their noise, and the network learns to read it there. For a text of the data the noise that leads to it is known,
+    `u_i = F(x_i-) + v p(x_i)`: no text has to be sampled.
+
+    Args:
+        starts: where the window of each token starts, `(1 or batch, length)`.
+        uniforms: v, `(batch, length)`.
+        num_calls: each call but the first reads the tokens that the one before it has drawn by their noise. The first
+            and the last are trained.
+
+    Returns:
+        the losses of the first and of the last call, and those of the clean stream, `(batch, length - 1)` each.
+    """
+    targets = input_ids[:, 1:]
+    states, clean = model.read_clean(input_ids, None, detach_process=True)
+    factors = model.next_token_factors(states[:, :-1])
+    next_token, _ = linear_cross_entropy(*factors, targets)
+    with torch.no_grad():
+        weights = _probabilities(factors)
+        noise = noise_of(weights, targets, uniforms[:, 1:], model.token_order)
+    # START is given: the first window begins behind it.
+    positions = torch.arange(1, input_ids.shape[1], device=input_ids.device).expand(targets.shape)
+    places = Places(positions, starts[:, 1:].clamp_min(1).expand(targets.shape))
+    prediction = model.jump(noise, clean, places)
+    first, _ = linear_cross_entropy(*prediction.factors, targets)
+    for call in range(1, num_calls):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and call == num_calls - 1):
+            guess = draw_from(_probabilities(prediction.factors), noise, model.token_order)
+            prediction = model.jump(noise, clean, places, guess)
+    last, _ = linear_cross_entropy(*prediction.factors, targets)
+    return first, last, next_token
+
+
+@torch.no_grad()
+def _probabilities(factors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """In float64, so that noise and tokens agree."""
+    states, weight, bias = (x.detach() for x in factors)
+    with torch.autocast(states.device.type, enabled=False):
+        return torch.softmax((states @ weight.T + bias).double(), -1)
 
 
 def drift_matching(

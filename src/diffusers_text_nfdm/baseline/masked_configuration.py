@@ -27,9 +27,10 @@ class MaskedDiffusionConfig(PreTrainedConfig):
     """
 
     model_type = "masked"
-    # What the trunk asks of a config: it reads tokens and gives logits, and sees no Ê.
+    # What the trunk asks of a config: it reads tokens and gives logits, sees no Ê, and has nothing to jump over.
     prediction_type = "categorical"
     self_conditioning = False
+    jumps = False
 
     vocab_size: int = 10767
     max_length: int = 64

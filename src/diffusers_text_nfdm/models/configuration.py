@@ -56,6 +56,8 @@ class TextDiffusionConfig(PreTrainedConfig):
         self_conditioning: the predictor is called twice and sees its first Ê in the second call. No gradient goes
             through the first call. (Chen et al. 2022 take the Ê of the sampling step before. Then Ê is no function of
             z, and nothing bounds the likelihood of the samples.)
+        jumps: the predictor can write several tokens in one call from the noise that decides them; for the clean
+            stream of `"two_stream"` (`objective.jump_losses`).
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
             `z_0 ~ N(α_0 Emb, σ_0²)`.
@@ -85,6 +87,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     prediction_type: str = "embedding"
     self_conditioning: bool = False
+    jumps: bool = False
     stabilized_prediction: bool = True
     decoder: str = "linear"
     objective: str = "bound"
@@ -115,6 +118,11 @@ class TextDiffusionConfig(PreTrainedConfig):
         self._check_heads("hidden_size", "num_attention_heads")
         check_one_of("predictor", self.predictor, PREDICTORS)
         check_one_of("prediction_type", self.prediction_type, PREDICTION_TYPES)
+        if self.jumps and (self.predictor, self.prediction_type) != ("two_stream", "categorical"):
+            raise ValueError(
+                f"`jumps` is True with `predictor` {self.predictor!r} and `prediction_type` {self.prediction_type!r}; "
+                "they follow a clean stream, which only 'two_stream' with 'categorical' has."
+            )
         clock = make_clock(self.clock, self.max_length)
         if clock.block_size is not None and self.predictor != "two_stream":
             raise ValueError(

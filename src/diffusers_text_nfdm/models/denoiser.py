@@ -89,6 +89,11 @@ class Denoiser:
         inputs = z, t, nothing, self.embedding_table(), self.token_bias.to(z.dtype), context, shown, clean, places
         return self.prediction(self.predictor, *inputs, second_call=False)
 
+    def jump(self, noise: Tensor, clean: CleanTokens, places: Places, guess: Tensor | None = None) -> Prediction:
+        """`p(x_i | clean tokens before the window, noise of its tokens before i)`, for all tokens in one call."""
+        states = self.predictor.jump(noise.to(self.latent_dtype), clean, places, guess)
+        return Prediction(factors=self.next_token_factors(states))
+
     @torch.no_grad()
     def first_prediction(
         self,

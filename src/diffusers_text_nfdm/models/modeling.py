@@ -18,6 +18,7 @@ from ..forward_processes import ForwardProcess
 from ..networks.bert_predictor import BertPredictor
 from ..networks.context_encoder import ContextEncoder
 from ..networks.dual import Dual
+from ..networks.token_order import order_by_likeness
 from ..networks.transformer import Modulation
 from ..networks.two_stream_predictor import TwoStreamPredictor
 from ..time_samplers import BucketTimeSampler, UniformTimeSampler, stratify
@@ -56,6 +57,9 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         self.time_sampler = (
             BucketTimeSampler(config.num_time_buckets) if config.time_sampler == "buckets" else UniformTimeSampler()
         )
+        if config.jumps:
+            # In which the probabilities of tokens add up to the noise that decides one.
+            self.register_buffer("token_order", torch.arange(config.vocab_size))
         present = {type(module).__name__ for module in self.modules()}
         self._no_split_modules = [name for name in type(self)._no_split_modules if name in present]
         self.post_init()
@@ -73,6 +77,8 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         super()._init_weights(module)
         if module is self:
             init.zeros_(self.token_bias)
+            if self.config.jumps:
+                init.copy_(self.token_order, torch.arange(self.config.vocab_size))
             # Not in their own turn: transformers passes over modules that hold no parameter themselves.
             for child in self.modules():
                 if isinstance(child, Modulation):
@@ -121,6 +127,11 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
     def set_embeddings(self, embeddings: Tensor) -> None:
         """Start the token embeddings at the given ones, `(vocab, dim)`."""
         self.embeddings.weight.copy_(embeddings)
+
+    @torch.no_grad()
+    def set_token_order(self) -> None:
+        """For jumps, let like tokens follow one another, by the present embeddings: their noise is then close, too."""
+        self.token_order.copy_(order_by_likeness(self.embedding_table()))
 
     def embedding_table(self) -> Tensor:
         """`Emb` of shape `(vocab, dim)`, on its sphere if the config says so."""
@@ -206,6 +217,7 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         next_token_weight: float = 0.0,
         next_token_only: bool = False,
         cross_entropy: bool = False,
+        jump_calls: int = 0,
         return_dict: bool = True,
     ) -> TextDiffusionOutput | tuple:
         """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per text, or per
@@ -224,13 +236,17 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             next_token_only: nothing else.
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It
                 trains no embedding and no forward process; steps of the two are mixed in training.
+            jump_calls: instead of the bound, what jumps over the windows of the clock cost that take this many calls
+                each (`objective.jump_losses`).
         """
         self.check_inputs(input_ids, known, t)
-        self._check_options(cross_entropy, next_token_weight, next_token_only)
+        self._check_options(cross_entropy, next_token_weight, next_token_only, jump_calls, known)
         if next_token_only:
             return self._next_token_output(input_ids, next_token_weight, return_dict)
         clock = self.clock(clock)
         draws = self.draw(len(input_ids), generator, input_ids.device) if draws is None else draws
+        if jump_calls:
+            return self._jump_output(input_ids, clock, draws, jump_calls, next_token_weight, return_dict)
         if t is None:
             times, windows = self.token_times(clock, draws, known)
         else:
@@ -254,6 +270,17 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
     def _next_token_output(self, input_ids: Tensor, weight: float, return_dict: bool) -> TextDiffusionOutput | tuple:
         _, losses = self.clean_stream(input_ids, None, next_token=True, detach_process=True)
         output = TextDiffusionOutput(loss=weight * losses.sum() / len(losses), next_token=losses.sum(-1))
+        return output if return_dict else output.to_tuple()
+
+    def _jump_output(
+        self, input_ids: Tensor, clock: Clock, draws: Draws, num_calls: int, weight: float, return_dict: bool
+    ) -> TextDiffusionOutput | tuple:
+        windows = self.token_times(clock, draws)[1]
+        starts = torch.zeros_like(input_ids[:1]) if windows is None else windows.starts
+        first, last, next_token = objective.jump_losses(self, input_ids, starts, draws.order, num_calls)
+        trained = last if num_calls == 1 else first + last
+        loss = (trained.sum() + weight * next_token.sum()) / len(input_ids)
+        output = TextDiffusionOutput(loss=loss, jump=last.sum(-1), next_token=next_token.sum(-1))
         return output if return_dict else output.to_tuple()
 
     def token_times(
@@ -299,8 +326,19 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
             **embedding_monitors(input_ids, self.embedding_table()),
         )
 
-    def _check_options(self, cross_entropy: bool, next_token_weight: float, next_token_only: bool) -> None:
+    def _check_options(
+        self,
+        cross_entropy: bool,
+        next_token_weight: float,
+        next_token_only: bool,
+        jump_calls: int,
+        known: Tensor | None,
+    ) -> None:
         config = self.config
+        if jump_calls and not config.jumps:
+            raise ValueError(f"`jump_calls` is {jump_calls}, but this model has no `jumps` in its config.")
+        if jump_calls and known is not None:
+            raise ValueError("`known` has no meaning for jumps, which go from left to right; leave it out.")
         if cross_entropy and config.prediction_type != "categorical":
             raise ValueError(
                 f"`cross_entropy` is True with `prediction_type` {config.prediction_type!r}; only 'categorical' has "

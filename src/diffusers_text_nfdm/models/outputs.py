@@ -55,6 +55,7 @@ class TextDiffusionOutput(ModelOutput):
         reconstruction, prior, context: the other terms (`context` is zero without one).
         rescaled_diffusion: `||E - Ê||²`.
         cross_entropy: of the predicted tokens at `t`, when `forward` was asked for it instead of the bound.
+        jump: `-log p(x)` of jumps whose noise leads to the text, when `forward` was asked for it instead of the bound.
         next_token: `-log p(x)` of the clean stream, exact, where `forward` was asked for it.
         t: the times, `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same.
         reconstruction_accuracy: share of tokens that `z_0` decodes to.
@@ -71,6 +72,7 @@ class TextDiffusionOutput(ModelOutput):
     context: Tensor | None = None
     rescaled_diffusion: Tensor | None = None
     cross_entropy: Tensor | None = None
+    jump: Tensor | None = None
     next_token: Tensor | None = None
     t: Tensor | None = None
     reconstruction_accuracy: Tensor | None = None
@@ -79,7 +81,7 @@ class TextDiffusionOutput(ModelOutput):
 
     def non_finite_terms(self) -> str | None:
         """Which term is not finite, and at which t; `None` when all are finite."""
-        for name in (*TERMS, "cross_entropy", "next_token"):
+        for name in (*TERMS, "cross_entropy", "jump", "next_token"):
             values = getattr(self, name)
             if values is None:
                 continue

@@ -39,13 +39,27 @@ def token_probabilities(
     return torch.empty_like(probabilities).scatter_(-1, order, probabilities)
 
 
-def draw_from(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """One token per position, `(...)`, in proportion to weights `(..., vocab)`, by uniform random numbers `(...)`."""
-    cumulative = weights.cumsum(-1)
+def draw_from(weights: Tensor, uniforms: Tensor, order: Tensor | None = None) -> Tensor:
+    """One token per position, `(...)`, in proportion to weights `(..., vocab)`, by uniform random numbers `(...)`.
+
+    It is `F⁻¹(u)` for the cumulative distribution F, which adds up in the `order` of token ids, `(vocab,)`.
+    """
+    cumulative = (weights if order is None else weights[..., order]).cumsum(-1)
     # Below the total, so that rounding cannot reach beyond the last token of a weight above zero.
     total = cumulative[..., -1:]
     drawn = (uniforms[..., None].to(total) * total).minimum(torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, drawn, right=True)[..., 0]
+    places = torch.searchsorted(cumulative, drawn, right=True)[..., 0]
+    return places if order is None else order[places]
+
+
+def noise_of(weights: Tensor, tokens: Tensor, uniforms: Tensor, order: Tensor) -> Tensor:
+    """A random number for every token, `(...)`, by which `draw_from` draws it.
+
+    It is `F(x-) + v p(x)` for uniform numbers v: over draws of the token it is uniform.
+    """
+    cumulative, places = weights[..., order].cumsum(-1), order.argsort()[tokens][..., None]
+    upper, weight = cumulative.gather(-1, places)[..., 0], weights.gather(-1, tokens[..., None])[..., 0]
+    return (upper + (uniforms.to(weight) - 1) * weight) / cumulative[..., -1]
 
 
 def draw_tokens(logits: Tensor, uniforms: Tensor | None, temperature: float = 1.0, **cuts) -> Tensor:

@@ -12,6 +12,8 @@ In both streams the state that predicts token i stands where token i-1 does, and
 clean stream learns of the next token holds for the noisy one, too. So all windows of a text are predicted in one call
 as if each were alone, the clean stream is an autoregressive model, and in sampling the keys and values of what is
 written are kept. Where the whole text is one window there is no clean stream.
+
+With `jumps` a window can also be read by the noise that decides its tokens (`jump`): from left to right, as clean ones.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .dual import Dual
+from .noise_embedding import NoiseEmbedding
 from .predictor_parts import output_layer, self_condition_input, tanh_mlp
 from .time_embedding import TimeEmbedding
 
@@ -203,6 +206,10 @@ class TwoStreamPredictor(nn.Module):
         self.second_call = None
         if config.self_conditioning and self.reads_tokens:
             self.second_call = nn.Parameter(torch.zeros(size))
+        if config.jumps:
+            self.noise_embedding = NoiseEmbedding(size)
+            # Beside the noise of a token: nothing, and the token that an earlier call guessed.
+            self.unread, self.guessed = (nn.Parameter(torch.zeros(size)) for _ in range(2))
         self.self_condition = None if self.reads_tokens else self_condition_input(config)
         self.context = None if context_dim is None else nn.Linear(context_dim, size)
         self.layers = nn.ModuleList(PredictorLayer(config) for _ in range(config.num_hidden_layers))
@@ -223,6 +230,11 @@ class TwoStreamPredictor(nn.Module):
             init.zeros_(self.second_call)
         if self.reads_tokens:
             init.normal_(self.token_rows.weight)
+        if self.config.jumps:
+            init.zeros_(self.noise_embedding.linear_2.weight)
+            init.zeros_(self.noise_embedding.linear_2.bias)
+            init.zeros_(self.unread)
+            init.zeros_(self.guessed)
 
     def forward(
         self,
@@ -288,6 +300,30 @@ class TwoStreamPredictor(nn.Module):
             last = clean.inputs.gather(1, index)
             before = torch.where((first & (places.starts > 0))[..., None], last, before)
         return before + self.own_input(own).masked_fill(held[..., None], 0)
+
+    def jump(self, noise: Tensor, clean: CleanTokens, places: Places, guess: Tensor | None = None) -> Tensor:
+        """States of windows that are read from left to right, by the noise of their tokens instead of the tokens.
+
+        The state that predicts token i sees the clean tokens before its window and the noise of the window's tokens
+        before i; of its own it sees nothing.
+
+        Args:
+            noise: `(batch, tokens)` in [0, 1].
+            places: where the tokens stand. The tokens of a window follow one another.
+            guess: `(batch, tokens)`, the tokens as an earlier call guessed them, which are read as well.
+        """
+        # A guess is read as clean tokens are, and nothing as what has not begun.
+        time = self.time_embedding(Dual(noise.new_full((1, 1), float(guess is None)))).value
+        own = self.noise_embedding(noise) + time
+        own = own + (self.unread if guess is None else self.guessed + self.token_rows(guess))
+        starts, positions = (x.expand(noise.shape) for x in (places.starts, places.positions))
+        index = (starts - 1).clamp(0, len(clean) - 1)[..., None].expand_as(own)
+        first = (positions == starts)[..., None]
+        x = torch.where(first, clean.inputs.gather(1, index), F.pad(own[:, :-1], (0, 0, 1, 0)))
+        seen = (starts[..., None] == starts[..., None, :]) & (positions[..., None, :] <= positions[..., None])
+        before = torch.arange(len(clean), device=noise.device)
+        seen = torch.cat([sees_clean(places._replace(starts=starts), before), seen], dim=-1)
+        return self._layers(x, seen, positions - 1, clean.keys_values)[0]
 
     def read_clean(
         self, ids: Tensor, embeddings: Tensor, before: CleanTokens | None = None

@@ -67,6 +67,9 @@ class TrainingArguments:
     """Settings of a run, grouped by purpose. `--help` shows them all."""
 
     model_type: str = setting("nfdm", "model", "nfdm, mulan, diffusion_lm, or a baseline: autoregressive, masked")
+    model_name_or_path: str | None = setting(
+        None, "model", "folder or Hub name of a pipeline whose weights and tokenizer training starts from"
+    )
     model_config: dict = setting(
         {}, "model", "fields of the model's configuration, as key=value; the rest keep their defaults"
     )
@@ -147,6 +150,14 @@ class TrainingArguments:
     )
     next_token_steps: int = setting(
         0, "optimisation", "steps at the beginning that train the clean stream alone, on its next-token loss"
+    )
+    jump_clocks: dict = setting(
+        {},
+        "optimisation",
+        "mixture of the clocks over whose windows steps on jumps go, as clock=share, for a model with jumps",
+    )
+    jump_share: float = setting(
+        0.5, "optimisation", "share of the steps that are on jumps, where there are jump_clocks"
     )
     context_warmup_steps: int = setting(
         0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1"
@@ -262,6 +273,13 @@ class TrainingArguments:
                 f"`scheduler_config` has `prediction` 'tokens' with `prediction_type` {prediction_type!r}; only "
                 "'categorical' has tokens to draw."
             )
+        if self.model_name_or_path is not None:
+            for name in ("tokenizer", "cooccurrence_embeddings"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"`{name}` is {getattr(self, name)!r}, but a run from `model_name_or_path` has those of the "
+                        "checkpoint; leave it out."
+                    )
         if self.streaming and self.cooccurrence_embeddings:
             raise ValueError(
                 "`cooccurrence_embeddings` needs the texts before training, which a stream does not have."
@@ -288,13 +306,17 @@ class TrainingArguments:
         return self.max_length // (self.model_config.get("block_size") or clock.block_size or self.max_length)
 
     def _check_clocks(self) -> None:
-        for clock, share in self.clocks.items():
-            make_clock(clock, self.max_length)
-            check_positive(**{f"clocks[{clock}]": share})
-        if self.clocks and abs(sum(self.clocks.values()) - 1) > 1e-6:
-            raise ValueError(
-                f"`clocks` is {self.clocks}; the shares must add up to 1, not {sum(self.clocks.values()):g}."
-            )
+        for name in ("clocks", "jump_clocks"):
+            mixture = getattr(self, name)
+            for clock, share in mixture.items():
+                make_clock(clock, self.max_length)
+                check_positive(**{f"{name}[{clock}]": share})
+            if mixture and abs(sum(mixture.values()) - 1) > 1e-6:
+                raise ValueError(f"`{name}` is {mixture}; the shares must add up to 1, not {sum(mixture.values()):g}.")
+        if self.jump_clocks and not self.model_config.get("jumps"):
+            raise ValueError(f"`jump_clocks` is {self.jump_clocks}; the `model_config` needs `jumps: true` for them.")
+        if not 0 < self.jump_share <= 1:
+            raise ValueError(f"`jump_share` is {self.jump_share!r}; it must be in (0, 1].")
         if self.model_type != AutoregressiveConfig.model_type and self.sampling_steps < self.min_sampling_steps:
             along = f"along the clock {self.model_config['clock']!r}" if "clock" in self.model_config else "in blocks"
             raise ValueError(

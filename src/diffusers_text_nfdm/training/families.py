@@ -20,7 +20,7 @@ from ..baseline import (
 )
 from ..clocks import make_clock
 from ..likelihood import LikelihoodEstimate, estimate_likelihood, exact_likelihood, masked_likelihood
-from ..models import TextDiffusionModel
+from ..models import Draws, TextDiffusionModel
 from ..pipelines import NFDMTextPipeline, NFDMTextPipelineOutput
 from ..time_samplers import BucketTimeSampler
 from .arguments import TrainingArguments
@@ -81,12 +81,14 @@ class DiffusionFamily:
             return lambda start, stop: {"next_token_weight": 1.0, "next_token_only": True}
         batch_size, length = arguments.batch_size, model.config.max_length
         draws = model.draw(batch_size, generator, device)
+        if arguments.jump_clocks and torch.rand((), generator=generator, device=device) < arguments.jump_share:
+            return self._jump_options(model, draws, generator)
         warmup = arguments.context_warmup_steps
         cross_entropy = (step + 1) % (arguments.cross_entropy_steps + 1) != 0
         # Where the two are mixed the bound, which trains the forward process, follows the model's own clock: steep
         # ones have hardly any motion to show.
         own = arguments.cross_entropy_steps and not cross_entropy
-        clock = model.clock(None if own else draw_clock(arguments, generator))
+        clock = model.clock(None if own else draw_clock(arguments.clocks, generator))
         shared = {
             "clock": clock,
             "context_weight": min(1.0, (step + 1) / warmup) if warmup else 1.0,
@@ -105,6 +107,17 @@ class DiffusionFamily:
             return {"draws": draws.slice(start, stop), "known": given, **shared}
 
         return options
+
+    def _jump_options(
+        self, model: TextDiffusionModel, draws: Draws, generator: torch.Generator
+    ) -> Callable[[int, int], dict[str, Any]]:
+        """A step on jumps: over windows of a clock, with one or two calls that correct the first one's guess."""
+        shared = {
+            "clock": model.clock(draw_clock(self.arguments.jump_clocks, generator)),
+            "next_token_weight": self.arguments.next_token_weight,
+            "jump_calls": int(torch.randint(2, 4, (), generator=generator, device=generator.device)),
+        }
+        return lambda start, stop: {"draws": draws.slice(start, stop), **shared}
 
     def likelihood(
         self, model: TextDiffusionModel, rows: dict[str, Tensor], num_draws: int, clock: str | None = None
@@ -209,7 +222,7 @@ class MaskedFamily:
         if step < arguments.next_token_steps:
             return lambda start, stop: {"next_token_weight": 1.0, "next_token_only": True}
         draws = model.draw(arguments.batch_size, generator, generator.device)
-        size = self._block_size(model, draw_clock(arguments, generator))
+        size = self._block_size(model, draw_clock(arguments.clocks, generator))
         weighted = (step + 1) % (arguments.cross_entropy_steps + 1) == 0
         shared = {
             "block_size": size,
@@ -264,9 +277,8 @@ class MaskedFamily:
         return {}
 
 
-def draw_clock(arguments: TrainingArguments, generator: torch.Generator) -> str | None:
-    """One of the mixture's clocks; `None` for the model's own."""
-    clocks = arguments.clocks
+def draw_clock(clocks: dict[str, float], generator: torch.Generator) -> str | None:
+    """One of a mixture's clocks; `None`, the model's own, where there is none."""
     if not clocks:
         return None
     shares = torch.tensor(list(clocks.values()), device=generator.device)

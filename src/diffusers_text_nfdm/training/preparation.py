@@ -8,7 +8,13 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..baseline import AutoregressiveModel, MaskedDiffusionConfig, MaskedDiffusionModel
+from ..baseline import (
+    AutoregressiveModel,
+    AutoregressivePipeline,
+    MaskedDiffusionConfig,
+    MaskedDiffusionModel,
+    MaskedDiffusionPipeline,
+)
 from ..clocks import make_clock
 from ..data import load_text_dataset, prepare_dataset
 from ..models import (
@@ -20,6 +26,7 @@ from ..models import (
     evaluation_mode,
 )
 from ..networks.cooccurrence import cooccurrence_embeddings
+from ..pipelines import NFDMTextPipeline
 from ..tokenization import WordTokenizer, special_ids
 from .arguments import CONFIGS, TrainingArguments
 
@@ -28,6 +35,7 @@ MODELS = {
     model.config_class.model_type: model
     for model in (NFDMModel, MuLANModel, DiffusionLMModel, AutoregressiveModel, MaskedDiffusionModel)
 }
+PIPELINES = {"autoregressive": AutoregressivePipeline, "masked": MaskedDiffusionPipeline}
 # Enough texts for a vocabulary, where they come as a stream.
 VOCABULARY_TEXTS = 100_000
 # Enough texts for the statistics of neighbouring words.
@@ -44,6 +52,8 @@ class TrainingData:
         tokenizer_folder: folder of the tokenizer of a run that is continued.
 
     Attributes:
+        start: the pipeline whose weights training starts from, `None` for a model of its own or a run that is
+            continued.
         texts: the raw splits.
         tokenizer: the tokenizer, built from the training texts unless one is given.
         train: the training texts as token ids.
@@ -67,6 +77,10 @@ class TrainingData:
             raise ValueError(
                 f"The dataset {arguments.dataset!r} has the splits {list(raw)}; training needs a validation split too."
             )
+        self.start = None
+        if arguments.model_name_or_path is not None and tokenizer_folder is None:
+            kind = PIPELINES.get(arguments.model_type, NFDMTextPipeline)
+            self.start = kind.from_pretrained(arguments.model_name_or_path)
         self.texts = type(raw)({split: raw[split] for split in ("train", "validation")})
         self.tokenizer = self._load_tokenizer(tokenizer_folder)
         prepared, self.reports = prepare_dataset(self.texts, self.tokenizer, arguments.max_length)
@@ -107,6 +121,8 @@ class TrainingData:
         if folder is not None:
             kind = WordTokenizer if arguments.tokenizer is None else AutoTokenizer
             return kind.from_pretrained(folder)
+        if self.start is not None:
+            return self.start.tokenizer
         if arguments.tokenizer is not None:
             return AutoTokenizer.from_pretrained(arguments.tokenizer)
         texts = (row["text"] for row in train.take(VOCABULARY_TEXTS)) if arguments.streaming else train["text"]
@@ -143,7 +159,9 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
         sizes = [make_clock(clock, arguments.max_length).block_size for clock in arguments.clocks]
         config.trained_block_sizes = list(dict.fromkeys(sizes)) or [config.block_size]
     model = MODELS[arguments.model_type](config)
-    if not arguments.streaming:
+    if data.start is not None:
+        copy_weights(data.start.model, model)
+    elif not arguments.streaming:
         ids = data.train_ids()
         # A predicted embedding has no logits that could start at the frequencies.
         if not (isinstance(config, TextDiffusionConfig) and config.prediction_type == "embedding"):
@@ -157,9 +175,25 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
         diffusion = isinstance(config, TextDiffusionConfig) and config.prediction_type == "categorical"
         if diffusion and config.time_sampler == "buckets":
             _start_time_sampler(model, ids)
+    # A checkpoint that has jumps has its order, too.
+    if getattr(config, "jumps", False) and (data.start is None or not data.start.model.config.jumps):
+        model.set_token_order()
     if arguments.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model
+
+
+def copy_weights(source: PreTrainedModel, model: PreTrainedModel) -> None:
+    """Give the model the weights of another one, which may lack parts that are new in it."""
+    weights, own = source.state_dict(), model.state_dict()
+    for name, weight in weights.items():
+        if name not in own or own[name].shape != weight.shape:
+            shape = tuple(own[name].shape) if name in own else "nothing"
+            raise ValueError(
+                f"`model_name_or_path` has {name!r} of shape {tuple(weight.shape)}, where the model of these settings "
+                f"has {shape}; the `model_config` must be that of the checkpoint, but for parts that are new."
+            )
+    model.load_state_dict(weights, strict=False)
 
 
 @torch.no_grad()
