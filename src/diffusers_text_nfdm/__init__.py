@@ -19,6 +19,7 @@ from .likelihood import (
     estimate_likelihood,
     exact_likelihood,
     importance_weighted_bound,
+    jump_likelihood,
     masked_likelihood,
     score_texts,
 )
@@ -36,10 +37,13 @@ from .models import (
 from .pipelines import NFDMTextPipeline, NFDMTextPipelineOutput
 from .schedulers import (
     DraftVerifyScheduler,
+    JumpScheduler,
     MarkovChainScheduler,
+    RefinementScheduler,
     ReverseODEScheduler,
     ReverseSDEScheduler,
     TextDiffusionScheduler,
+    TokenScheduler,
 )
 from .tokenization import WordTokenizer
 from .version import __version__
@@ -54,6 +58,7 @@ __all__ = [
     "DiffusionLMConfig",
     "DiffusionLMModel",
     "DraftVerifyScheduler",
+    "JumpScheduler",
     "LikelihoodEstimate",
     "MarkovChainScheduler",
     "MaskedDiffusionConfig",
@@ -66,6 +71,7 @@ __all__ = [
     "NFDMTextPipeline",
     "NFDMTextPipelineOutput",
     "RampClock",
+    "RefinementScheduler",
     "ReverseODEScheduler",
     "ReverseSDEScheduler",
     "SharedClock",
@@ -73,11 +79,13 @@ __all__ = [
     "TextDiffusionModel",
     "TextDiffusionOutput",
     "TextDiffusionScheduler",
+    "TokenScheduler",
     "WordTokenizer",
     "__version__",
     "estimate_likelihood",
     "exact_likelihood",
     "importance_weighted_bound",
+    "jump_likelihood",
     "load_text_dataset",
     "masked_likelihood",
     "score_texts",

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from .base import Clock, Density, SharedClock, Windows, check_clock, check_known, hold_known
-from .batch import BatchClock, WindowStep
+from .batch import BatchClock, WindowStep, moving_window
 from .blocks import GOLDEN_RATIO, BlockClock
 from .ramp import RampClock
 
@@ -76,4 +76,5 @@ __all__ = [
     "check_known",
     "hold_known",
     "make_clock",
+    "moving_window",
 ]

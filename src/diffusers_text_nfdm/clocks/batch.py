@@ -82,17 +82,32 @@ class BatchClock:
         else:
             t, s = (x.expand(-1, self.length) for x in (t, s))
             first, last = _first(t > 0), self.length - 1 - _first((s < t).flip(-1))
-            # Neither what is written nor what has not begun is of the window.
-            starts = torch.where(positions < first, -1, torch.where(positions > last, last + 1, first))
-        written, seen = int(first.min()), int(first.max())
-        begin, end = written, max(written, int(last.max()))
-        if self.known is not None:
-            # What is given behind the start of a window is seen, too, and sees all that is given before it.
-            behind = self.known & (positions >= first)
-            places = (self.known & behind.any(-1, keepdim=True)).any(0).nonzero()
-            if len(places):
-                begin, end = min(begin, int(places[0])), max(end, int(places[-1]))
-        return WindowStep(Windows(starts, self.mixing), slice(begin, end + 1), written, seen)
+            starts = _window_starts(first, last, positions)
+        return _window_step(first, last, Windows(starts, self.mixing), self.known)
+
+
+def moving_window(first: Tensor, last: Tensor, length: int, known: Tensor | None = None) -> WindowStep:
+    """A window of each text from its first token to its last, `(batch, 1)`, given the clean tokens before it."""
+    positions = torch.arange(length, device=first.device)[None]
+    last = last.clamp_max(length - 1)
+    return _window_step(first, last, Windows(_window_starts(first, last, positions), 1), known)
+
+
+def _window_starts(first: Tensor, last: Tensor, positions: Tensor) -> Tensor:
+    """Neither what is written nor what has not begun is of the window."""
+    return torch.where(positions < first, -1, torch.where(positions > last, last + 1, first))
+
+
+def _window_step(first: Tensor, last: Tensor, windows: Windows, known: Tensor | None) -> WindowStep:
+    written, seen = int(first.min()), int(first.max())
+    begin, end = written, max(written, int(last.max()))
+    if known is not None:
+        # What is given behind the start of a window is seen, too, and sees all that is given before it.
+        behind = known & (torch.arange(known.shape[1], device=known.device) >= first)
+        places = (known & behind.any(-1, keepdim=True)).any(0).nonzero()
+        if len(places):
+            begin, end = min(begin, int(places[0])), max(end, int(places[-1]))
+    return WindowStep(windows, slice(begin, end + 1), written, seen)
 
 
 def _first(mask: Tensor) -> Tensor:

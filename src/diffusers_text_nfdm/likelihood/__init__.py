@@ -1,5 +1,6 @@
 from .estimation import estimate_likelihood, exact_likelihood
 from .importance_weighting import importance_weighted_bound
+from .jumps import jump_likelihood
 from .masked_diffusion import masked_likelihood
 from .quantities import UNITS, LikelihoodEstimate, Quantity
 from .scoring import Scores, score_texts
@@ -13,6 +14,7 @@ __all__ = [
     "estimate_likelihood",
     "exact_likelihood",
     "importance_weighted_bound",
+    "jump_likelihood",
     "masked_likelihood",
     "score_texts",
 ]

@@ -1,5 +1,5 @@
 """A way of sampling by name: `star:64`, `chain:64:noise_fraction=0.5`, `sde:256`, `ode:32:method=heun`, `draft:64`,
-`ancestral`, `masked:64:remasking=random`.
+`refine:64:entropy_budget=0.1`, `jump:8:calls_per_jump=2`, `ancestral`, `masked:64:remasking=random`.
 
 An option `clock` is the clock that the texts follow: `star:64:clock=blocks:8:min_p=0.02`.
 Options of `masked` are those of a call of its pipeline: `masked:64:remasking=confidence:block_size=8`.
@@ -11,30 +11,34 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .. import schedulers
 from ..schedulers import (
     DraftVerifyScheduler,
+    JumpScheduler,
     MarkovChainScheduler,
+    RefinementScheduler,
     ReverseODEScheduler,
     ReverseSDEScheduler,
     TextDiffusionScheduler,
+    TokenScheduler,
 )
 
 
 ANCESTRAL, MASKED, DIFFUSION = "ancestral", "masked", "diffusion"
 MASKED_OPTIONS = ("remasking", "block_size", "temperature", "top_k", "top_p", "min_p")
-SCHEDULERS = {
-    scheduler.__name__: scheduler
-    for scheduler in (MarkovChainScheduler, ReverseSDEScheduler, ReverseODEScheduler, DraftVerifyScheduler)
-}
+SCHEDULERS = {scheduler.__name__: scheduler for scheduler in schedulers.SCHEDULERS}
 METHODS = {
     "star": MarkovChainScheduler,
     "chain": MarkovChainScheduler,
     "sde": ReverseSDEScheduler,
     "ode": ReverseODEScheduler,
+    "refine": RefinementScheduler,
+    "jump": JumpScheduler,
     "draft": DraftVerifyScheduler,
 }
 FORM = (
-    "method:steps or method:steps:option=value, with a method of star, chain, sde, ode, draft and masked; or ancestral"
+    "method:steps or method:steps:option=value, with a method of star, chain, sde, ode, refine, jump, draft and "
+    "masked; or ancestral"
 )
 
 
@@ -48,7 +52,8 @@ class Sampling:
             autoregressive model.
         config: its settings; what is not named has the default of the class. Of masked diffusion, what its pipeline is
             called with.
-        num_inference_steps: number of steps, of draft and verify the most calls; None for ancestral sampling.
+        num_inference_steps: number of steps, of refinement and of draft and verify the most calls; None for ancestral
+            sampling.
         clock: the clock that the texts follow; None for the model's own. Of masked diffusion, its blocks.
     """
 
@@ -126,7 +131,7 @@ class Sampling:
             )
         return cls(text, METHODS[method].__name__, config, int(parts[0]), clock)
 
-    def build(self) -> TextDiffusionScheduler | DraftVerifyScheduler:
+    def build(self) -> TextDiffusionScheduler | TokenScheduler:
         """A scheduler with these settings."""
         return SCHEDULERS[self.scheduler](**self.config)
 

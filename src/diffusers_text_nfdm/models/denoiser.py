@@ -30,6 +30,7 @@ class Denoiser:
         known: Tensor | None = None,
         window: slice | None = None,
         detach_process: bool = False,
+        second_call: bool = True,
     ) -> Prediction:
         """What the predictor says of the clean tokens behind `z`.
 
@@ -43,6 +44,7 @@ class Denoiser:
             known: `(batch, seq)`, the tokens that are given.
             window: the tokens to predict. Without it all windows of a text are predicted at once.
             detach_process: no gradient goes to the embeddings and the forward process.
+            second_call: with self-conditioning by tokens, whether there is one.
         """
         part, places = window or slice(None), None
         if self._sees_embeddings and self_condition is None:
@@ -55,7 +57,8 @@ class Denoiser:
             table, bias = self.embedding_table(), self.token_bias.to(z.dtype)
             alpha_sigma = tuple(_at(x, part) for x in self.forward_process.alpha_sigma(t, context))
         inputs = z[:, part], _at(t, part), alpha_sigma, table, bias, context, self_condition, clean, places
-        prediction = self.prediction(self.predictor, *inputs)
+        options = {} if second_call else {"second_call": False}
+        prediction = self.prediction(self.predictor, *inputs, **options)
         prediction.window, prediction.length = window, z.shape[1]
         return prediction
 

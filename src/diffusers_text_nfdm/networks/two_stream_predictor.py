@@ -13,7 +13,7 @@ clean stream learns of the next token holds for the noisy one, too. So all windo
 as if each were alone, the clean stream is an autoregressive model, and in sampling the keys and values of what is
 written are kept. Where the whole text is one window there is no clean stream.
 
-With `jumps` a window can also be read by the noise that decides its tokens (`jump`): from left to right, as clean ones.
+With `jumps` a window can also be read by the noise that decides its tokens, from left to right.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class TwoStreamPredictor(nn.Module):
         """States of windows that are read from left to right, by the noise of their tokens instead of the tokens.
 
         The state that predicts token i sees the clean tokens before its window and the noise of the window's tokens
-        before i; of its own it sees nothing.
+        before i; of its own it sees nothing. So a window of one token is read as the clean stream reads it.
 
         Args:
             noise: `(batch, tokens)` in [0, 1].
@@ -321,9 +321,9 @@ class TwoStreamPredictor(nn.Module):
         first = (positions == starts)[..., None]
         x = torch.where(first, clean.inputs.gather(1, index), F.pad(own[:, :-1], (0, 0, 1, 0)))
         seen = (starts[..., None] == starts[..., None, :]) & (positions[..., None, :] <= positions[..., None])
-        before = torch.arange(len(clean), device=noise.device)
-        seen = torch.cat([sees_clean(places._replace(starts=starts), before), seen], dim=-1)
-        return self._layers(x, seen, positions - 1, clean.keys_values)[0]
+        # The first state of a window is that of the clean token before it.
+        before = torch.arange(len(clean), device=noise.device) < starts[..., None] - 1
+        return self._layers(x, torch.cat([before, seen], dim=-1), positions - 1, clean.keys_values)[0]
 
     def read_clean(
         self, ids: Tensor, embeddings: Tensor, before: CleanTokens | None = None

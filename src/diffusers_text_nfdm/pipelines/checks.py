@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..checks import check_one_of, is_number
 from ..clocks import Clock, check_known
-from ..schedulers import DraftVerifyScheduler
+from ..schedulers import JumpScheduler, TokenScheduler
 from ..tokenization import special_ids
 from .samples import check_samples, check_temperature
 
@@ -35,19 +35,28 @@ def warn_of_untrained(config: TextDiffusionConfig, clock: Clock) -> None:
         )
 
 
-def check_draft(pipeline: NFDMTextPipeline, **given: Any) -> None:
-    """Raise a ValueError for what draft and verify has no use for, and for a model that it cannot be done with."""
-    if not isinstance(pipeline.scheduler, DraftVerifyScheduler):
+def check_token_scheduler(pipeline: NFDMTextPipeline, **given: Any) -> None:
+    """Raise a ValueError for what a scheduler that writes tokens has no use for, and for a model that it cannot be
+    used with.
+    """
+    scheduler, config = pipeline.scheduler, pipeline.model.config
+    if not isinstance(scheduler, TokenScheduler):
         return
-    config = pipeline.model.config
+    name = type(scheduler).__name__
     if not pipeline.model.has_clean_stream:
         raise ValueError(
-            "DraftVerifyScheduler needs a clean stream: a model with `predictor` 'two_stream' and `prediction_type` "
-            f"'categorical'; this one has {config.predictor!r} and {config.prediction_type!r}."
+            f"{name} needs a clean stream: a model with `predictor` 'two_stream' and `prediction_type` 'categorical'; "
+            f"this one has {config.predictor!r} and {config.prediction_type!r}."
         )
-    for name, value in given.items():
+    jumps = isinstance(scheduler, JumpScheduler) or scheduler.config.get("drafts") == "jumps"
+    if jumps and not config.jumps:
+        raise ValueError(f"{name} needs a model that was trained for jumps; this one has `jumps` False.")
+    if jumps:
+        # Their noise is that of the latents.
+        del given["latents"]
+    for argument, value in given.items():
         if value is not None:
-            raise ValueError(f"`{name}` has no meaning for DraftVerifyScheduler; leave it out.")
+            raise ValueError(f"`{argument}` has no meaning for {name}; leave it out.")
 
 
 def check_call(

@@ -10,20 +10,7 @@ from torch import Tensor
 from ..models import Prediction, TextDiffusionModel
 from ..models.token_choice import draw_from
 from ..networks.two_stream_predictor import Places
-from ..schedulers import DraftVerifyScheduler, MarkovChainScheduler, TextDiffusionScheduler
-
-
-def needs_filling(scheduler: TextDiffusionScheduler | DraftVerifyScheduler, known: Tensor | None) -> bool:
-    """Whether draft and verify is asked for texts of which more is known than their beginnings."""
-    if not isinstance(scheduler, DraftVerifyScheduler) or not isinstance(known, Tensor) or known.ndim != 2:
-        return False
-    return not bool((known[:, 0] & (known[:, :-1] >= known[:, 1:]).all(-1)).all())
-
-
-def filling_scheduler(scheduler: DraftVerifyScheduler) -> MarkovChainScheduler:
-    """What fills gaps in its place: tokens drawn as it would draw them."""
-    options = {name: scheduler.config[name] for name in ("temperature", "min_p")}
-    return MarkovChainScheduler(prediction="tokens", **options)
+from ..schedulers import DraftVerifyScheduler
 
 
 def write_verified(
@@ -32,6 +19,7 @@ def write_verified(
     generators: list[torch.Generator],
     context: Tensor | None,
     max_calls: int | None = None,
+    noise: Tensor | None = None,
     given: Tensor | None = None,
     num_given: Tensor | None = None,
     on_call: Callable[[Tensor, Tensor], None] = lambda tokens, written: None,
@@ -41,13 +29,14 @@ def write_verified(
     Args:
         generators: one per text; a text does not depend on the others.
         max_calls: a text that is not finished by then is cut off.
+        noise: `(batch, max_length)`, for drafts that are jumps.
         given: token ids `(batch, max_length)` of which the first `num_given`, `(batch,)`, are the beginnings of the
             texts.
         on_call: gets the texts with their drafts and the number of tokens that are written, after every call.
     """
     config, n, device = model.config, len(generators), model.device
     length, size = config.max_length, scheduler.config.block_size
-    drafted = size - 1
+    drafted, token_order = size - 1, None if noise is None else model.token_order
     rows, offsets = torch.arange(n, device=device), torch.arange(size, device=device)
     # Room for drafts that reach beyond the end.
     text = torch.full((n, length + 2 * size), config.pad_token_id, device=device)
@@ -56,6 +45,8 @@ def write_verified(
     if given is not None:
         text[:, :length], written = given, num_given
         text = text.masked_fill(torch.arange(text.shape[1], device=device) >= written[:, None], config.pad_token_id)
+    if noise is not None:
+        noise = torch.nn.functional.pad(noise, (0, 2 * size))
     calls = torch.zeros(n, dtype=torch.long, device=device)
     q, finished = None, written >= length
     while not finished.all() and (max_calls is None or int(calls.max()) < max_calls):
@@ -71,14 +62,24 @@ def write_verified(
         places = Places((starts + offsets).flatten(1).clamp_max(length), starts.flatten(1))
         p = scheduler.probabilities(Prediction(factors=model.next_token_factors(states[rows[:, None], after])).logits)
         if q is None:
-            accepted, token = torch.zeros_like(written), draw_from(p[:, 0], uniforms[:, 0])
-        else:
+            number = uniforms[:, 0] if noise is None else noise[rows, written]
+            accepted, token = torch.zeros_like(written), draw_from(p[:, 0], number, token_order)
+        elif noise is None:
             draft = text[rows[:, None], written[:, None] + offsets[:-1]]
             accepted, token = scheduler.step(draft, q, p, uniforms[:, :size])
-        logits = model.predict_unseen(clean, places, context).logits.unflatten(1, (size, size))
+        else:
+            draft = text[rows[:, None], written[:, None] + offsets[:-1]]
+            own_noise = noise[rows[:, None], written[:, None] + offsets]
+            accepted, token = scheduler.step_by_noise(draft, p, own_noise, token_order)
         # The first token of the block is the one just drawn.
-        q = scheduler.probabilities(logits[rows, accepted, 1:])
-        draft = draw_from(q, uniforms[:, size : size + drafted])
+        if noise is None:
+            logits = model.predict_unseen(clean, places, context).logits
+            numbers = uniforms[:, size : size + drafted]
+        else:
+            logits = model.jump(noise[rows[:, None], (starts + offsets).flatten(1)], clean, places).logits
+            numbers = noise[rows[:, None], (written + accepted)[:, None] + offsets[1:]]
+        q = scheduler.probabilities(logits.unflatten(1, (size, size))[rows, accepted, 1:])
+        draft = draw_from(q, numbers, token_order)
         text[rows, written + accepted] = torch.where(finished, text[rows, written + accepted], token)
         written = torch.where(finished, written, written + accepted + 1)
         places_of_draft = written[:, None] + offsets[:-1]

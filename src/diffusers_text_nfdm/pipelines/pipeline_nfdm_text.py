@@ -14,13 +14,13 @@ from ..clocks import BatchClock, Clock
 from ..models import Prediction, TextDiffusionModel, evaluation_mode
 from ..models.token_choice import draw_tokens, draw_uniforms
 from ..networks.two_stream_predictor import CleanTokens
-from ..schedulers import DraftVerifyScheduler, TextDiffusionScheduler
+from ..schedulers import TextDiffusionScheduler, TokenScheduler
 from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_trajectories
-from .checks import check_call, check_draft, warn_of_untrained
-from .draft_verify import filling_scheduler, needs_filling, write_verified
+from .checks import check_call, check_token_scheduler, warn_of_untrained
 from .hub import HubCheckpointMixin
 from .prompts import keep_best, read_prompts, repeat_prompt
 from .samples import check_samples, decode_texts, fork, sample_generators
+from .token_writing import filling_scheduler, needs_filling, write_tokens
 
 
 class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
@@ -30,7 +30,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     Args:
         model: an `NFDMModel`, `MuLANModel` or `DiffusionLMModel`.
         tokenizer: the tokenizer that the model was trained with.
-        scheduler: a `MarkovChainScheduler`, `ReverseSDEScheduler`, `ReverseODEScheduler` or `DraftVerifyScheduler`.
+        scheduler: a `TextDiffusionScheduler`, which moves latents, or a `TokenScheduler`, which writes tokens.
 
     ```python
     pipe = NFDMTextPipeline.from_pretrained("user/nfdm-rocstories")
@@ -44,7 +44,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self,
         model: TextDiffusionModel,
         tokenizer: PreTrainedTokenizerBase,
-        scheduler: TextDiffusionScheduler | DraftVerifyScheduler,
+        scheduler: TextDiffusionScheduler | TokenScheduler,
     ):
         super().__init__()
         self.register_modules(model=model, tokenizer=tokenizer, scheduler=scheduler)
@@ -124,7 +124,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         given = next((x for x in (latents, input_ids) if x is not None), None)
         if num_samples is None:
             num_samples = 1 if given is None else len(given)
-        check_draft(
+        check_token_scheduler(
             self,
             clock=clock,
             timesteps=timesteps,
@@ -136,7 +136,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         )
         clock = self.model.clock(clock)
         warn_of_untrained(self.model.config, clock)
-        if num_inference_steps is None and timesteps is None and not isinstance(self.scheduler, DraftVerifyScheduler):
+        if num_inference_steps is None and timesteps is None and not isinstance(self.scheduler, TokenScheduler):
             num_inference_steps = max(
                 64, self.model.config.max_length // (clock.block_size or self.model.config.max_length)
             )
@@ -170,7 +170,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 batches.append(batch)
         self.maybe_free_model_hooks()
         calls = torch.cat([torch.as_tensor(batch.calls).expand(len(batch.z)) for batch in batches]).cpu()
-        if not isinstance(self.scheduler, DraftVerifyScheduler):
+        if not isinstance(self.scheduler, TokenScheduler):
             calls = calls * self.model.config.calls_per_prediction
         sequences = None if output_type == "latent" else torch.cat([batch.written for batch in batches]).cpu()
         trajectory, trajectory_times = join_trajectories(batches) if return_trajectory else (None, None)
@@ -214,12 +214,12 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         generator: torch.Generator | list[torch.Generator] | None,
         options: dict,
     ) -> NFDMTextPipelineOutput:
-        """Texts with gaps, which draft and verify cannot write: from left to right it would not see what follows."""
-        verifying, self.scheduler = self.scheduler, filling_scheduler(self.scheduler)
+        """Texts with gaps, for a scheduler that writes from left to right and would not see what follows."""
+        own, self.scheduler = self.scheduler, filling_scheduler(self.scheduler)
         try:
             return self(input_ids=input_ids, known=known, generator=generator, **options)
         finally:
-            self.scheduler = verifying
+            self.scheduler = own
 
     def _start(
         self,
@@ -251,8 +251,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     def _generate(self, batch: TextBatch, options: Options) -> None:
         """From noise to z_0 and tokens."""
         model, scheduler = self.model, self.scheduler
-        if isinstance(scheduler, DraftVerifyScheduler):
-            self._write_verified(batch, options)
+        if isinstance(scheduler, TokenScheduler):
+            self._write_tokens(batch, options)
             return
         clock = BatchClock(
             options.clock,
@@ -286,16 +286,14 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             options.bar.update()
         self._write(batch, model.config.max_length, options)
 
-    def _write_verified(self, batch: TextBatch, options: Options) -> None:
+    def _write_tokens(self, batch: TextBatch, options: Options) -> None:
         def note(tokens: Tensor, written: Tensor) -> None:
             if options.keep_trajectory:
-                batch.trajectory.append(tokens.cpu())
+                batch.trajectory.append(tokens.cpu().clone())
                 batch.times.append(1 - written.cpu() / tokens.shape[1])
             options.bar.update()
 
-        num_given = None if batch.known is None else batch.known.sum(-1)
-        arguments = batch.context, options.num_steps, batch.given, num_given, note
-        batch.written, batch.calls = write_verified(self.model, self.scheduler, batch.generators, *arguments)
+        batch.written, batch.calls = write_tokens(self.model, self.scheduler, batch, options.num_steps, note)
 
     def _predict(self, batch: TextBatch, timestep: Tensor, clock: BatchClock, options: Options) -> Prediction | Tensor:
         """What the model says of the tokens: of those of the window, if the clock has windows."""
@@ -372,7 +370,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
 
     def _count_calls(self, options: Options) -> float:
         """How many predictions a batch takes."""
-        if isinstance(self.scheduler, DraftVerifyScheduler):
+        if isinstance(self.scheduler, TokenScheduler):
             return float("inf")
         in_windows = self.model.has_windows(options.clock)
         self._set_timesteps(options, BatchClock(options.clock, self.model.config.max_length, in_windows=in_windows))

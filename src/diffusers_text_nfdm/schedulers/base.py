@@ -58,9 +58,9 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
     @classmethod
     def _get_compatibles(cls) -> list[type]:
         # diffusers looks for compatible schedulers among its own only.
-        from . import DraftVerifyScheduler, MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler
+        from . import SCHEDULERS
 
-        return [MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler, DraftVerifyScheduler]
+        return list(SCHEDULERS)
 
     def scale_model_input(self, sample: Tensor, timestep: Tensor | float | None = None) -> Tensor:
         """The predictor takes z as it is."""

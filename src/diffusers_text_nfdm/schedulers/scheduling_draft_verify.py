@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from diffusers import ConfigMixin, SchedulerMixin
+from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for this name here)
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
-from ..checks import is_number
-from ..models.token_choice import draw_from, token_probabilities
-from .base import TextDiffusionScheduler
+from ..checks import check_one_of
+from ..models.token_choice import draw_from
+from .token_scheduler import TokenScheduler
+
+
+DRAFTS = ("independent", "jumps")
 
 
 class Verdict(NamedTuple):
@@ -26,7 +29,7 @@ class Verdict(NamedTuple):
     token: Tensor
 
 
-class DraftVerifyScheduler(SchedulerMixin, ConfigMixin):
+class DraftVerifyScheduler(TokenScheduler):
     """Tokens of a draft with probabilities q are accepted by the rule of speculative sampling (Leviathan et al. 2023).
 
     Token d is accepted with probability `min(1, p(d) / q(d))`, where p is the clean stream's `p(x_i | x_<i)`. The
@@ -37,31 +40,23 @@ class DraftVerifyScheduler(SchedulerMixin, ConfigMixin):
     One call of the predictor reads the text with its draft, which verifies it, and makes the next draft: a block of
     tokens of which nothing is seen, for every place where the present draft may end.
 
+    With `drafts="jumps"`, for a model with `jumps`, every token has noise that decides it, a draft is a jump
+    (`JumpScheduler`), and its tokens are accepted up to the first that is not the one that the clean stream draws by
+    the same noise, which takes its place. The distribution is the same; the tokens of a draft agree with each other,
+    so that more of them are accepted.
+
     Args:
         block_size: tokens that a call may write at most.
+        drafts: `"independent"` or `"jumps"`.
         temperature: of the distribution that tokens are drawn from.
         min_p: tokens with less than this share of the probability of the most probable one are not drawn.
     """
 
-    order = 1
-    init_noise_sigma = 1.0
-
     @register_to_config
-    def __init__(self, block_size: int = 8, temperature: float = 1.0, min_p: float = 0.0):
-        if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 2:
-            raise ValueError(f"`block_size` is {block_size!r}; it must be an integer of at least 2.")
-        if not is_number(temperature) or not temperature > 0:
-            raise ValueError(f"`temperature` is {temperature!r}; it must be a number above 0.")
-        if not is_number(min_p) or not 0 <= min_p < 1:
-            raise ValueError(f"`min_p` is {min_p!r}; it must be a number in [0, 1).")
-
-    @classmethod
-    def _get_compatibles(cls) -> list[type]:
-        return TextDiffusionScheduler._get_compatibles()
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """The distribution that tokens are drawn from."""
-        return token_probabilities(logits.double(), self.config.temperature, min_p=self.config.min_p)
+    def __init__(self, block_size: int = 8, temperature: float = 1.0, min_p: float = 0.0, drafts: str = "independent"):
+        self._check_choice()
+        self._check_count("block_size", block_size, least=2)
+        check_one_of("drafts", drafts, DRAFTS)
 
     def step(self, draft: Tensor, q: Tensor, p: Tensor, uniforms: Tensor) -> Verdict:
         """Verify drafts of K tokens.
@@ -79,3 +74,9 @@ class DraftVerifyScheduler(SchedulerMixin, ConfigMixin):
         drafted = torch.cat([q, torch.zeros_like(q[:, :1])], dim=1)[rows, accepted]
         rest = (p[rows, accepted] - drafted).clamp_min(0)
         return Verdict(accepted, draw_from(rest, uniforms[:, -1]))
+
+    def step_by_noise(self, draft: Tensor, p: Tensor, noise: Tensor, token_order: Tensor) -> Verdict:
+        """Verify drafts of K tokens that were drawn by their noise, `(batch, K + 1)`; p as in `step`."""
+        right = draw_from(p, noise, token_order)
+        accepted = (right[:, :-1] == draft).long().cumprod(-1).sum(-1)
+        return Verdict(accepted, right.gather(1, accepted[:, None])[:, 0])

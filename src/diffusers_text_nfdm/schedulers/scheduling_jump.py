@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
-from diffusers import ConfigMixin, SchedulerMixin
+from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for this name here)
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
-from ..checks import is_number
-from ..models.token_choice import draw_from, token_probabilities
-from .base import TextDiffusionScheduler
+from ..models.token_choice import draw_from
+from .token_scheduler import TokenScheduler
 
 
-class JumpScheduler(SchedulerMixin, ConfigMixin):
+class JumpScheduler(TokenScheduler):
     """A text is a row of windows. The tokens of a window are drawn in one call, each by its own noise u_i:
 
         x_i = F⁻¹(u_i),   F the cumulative distribution of p(x_i | x_<start, u_start..u_i-1).
@@ -31,9 +30,6 @@ class JumpScheduler(SchedulerMixin, ConfigMixin):
         min_p: tokens with less than this share of the probability of the most probable one are not drawn.
     """
 
-    order = 1
-    init_noise_sigma = 1.0
-
     @register_to_config
     def __init__(
         self,
@@ -42,19 +38,10 @@ class JumpScheduler(SchedulerMixin, ConfigMixin):
         temperature: float = 1.0,
         min_p: float = 0.0,
     ):
-        for name, value in (("jump_length", jump_length), ("calls_per_jump", calls_per_jump)):
-            if name == "jump_length" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
-        if not is_number(temperature) or not temperature > 0:
-            raise ValueError(f"`temperature` is {temperature!r}; it must be a number above 0.")
-        if not is_number(min_p) or not 0 <= min_p < 1:
-            raise ValueError(f"`min_p` is {min_p!r}; it must be a number in [0, 1).")
-
-    @classmethod
-    def _get_compatibles(cls) -> list[type]:
-        return TextDiffusionScheduler._get_compatibles()
+        self._check_choice()
+        self._check_count("calls_per_jump", calls_per_jump)
+        if jump_length is not None:
+            self._check_count("jump_length", jump_length)
 
     def window_length(self, num_inference_steps: int, max_length: int) -> int:
         """Tokens of a window if a text of `max_length` tokens, the first of them START, takes so many calls."""
@@ -68,5 +55,4 @@ class JumpScheduler(SchedulerMixin, ConfigMixin):
 
     def step(self, logits: Tensor, noise: Tensor, token_order: Tensor) -> Tensor:
         """Tokens `(...)` from logits `(..., vocab)` and their noise `(...)`, in the model's order of tokens."""
-        probabilities = token_probabilities(logits.double(), self.config.temperature, min_p=self.config.min_p)
-        return draw_from(probabilities, noise, token_order)
+        return draw_from(self.probabilities(logits), noise, token_order)

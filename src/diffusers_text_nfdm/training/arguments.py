@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from transformers import PreTrainedConfig
 
+from .. import schedulers
 from ..baseline import AutoregressiveConfig, MaskedDiffusionConfig
 from ..checks import check_one_of, check_positive
 from ..clocks import make_clock
@@ -26,7 +27,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     for config in (NFDMConfig, MuLANConfig, DiffusionLMConfig, AutoregressiveConfig, MaskedDiffusionConfig)
 }
 ROCSTORIES = "rocstories"
-SCHEDULERS = ("MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler", "DraftVerifyScheduler")
+SCHEDULERS = tuple(scheduler.__name__ for scheduler in schedulers.SCHEDULERS)
 TRACKERS = ("none", "tensorboard", "wandb", "trackio", "all")
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 FREE_ON_RESUME = (

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from diffusers import SchedulerMixin
 
-from ..likelihood import exact_likelihood
+from ..likelihood import LikelihoodEstimate, exact_likelihood, jump_likelihood
 from ..metrics import story_language
 from ..metrics.sampling import Sampling
-from ..schedulers import DraftVerifyScheduler
+from ..schedulers import DraftVerifyScheduler, JumpScheduler, RefinementScheduler
 
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 def measure_frontier(trainer: Trainer) -> list[dict]:
     """One row for each sampling of the settings: calls, validity, variety, speed, and the likelihood along its clock.
 
-    Draft and verify has the likelihood of the clean stream, which is exact; the others have a bound.
+    Draft and verify has the likelihood of the clean stream, which is exact; the others have a bound: jumps their own,
+    refinement that of the random order that it departs from.
     """
     arguments, pipeline, rows, bounds = trainer.arguments, trainer.pipeline(), [], {}
     pipeline.set_progress_bar_config(disable=True)
@@ -28,15 +31,10 @@ def measure_frontier(trainer: Trainer) -> list[dict]:
     for name, text in arguments.frontier.items():
         sampling = Sampling.parse(text)
         options = sampling.prepare(pipeline)
-        verified = isinstance(getattr(pipeline, "scheduler", None), DraftVerifyScheduler)
-        key = "clean stream" if verified else trainer.family.along(pipeline.model, sampling.clock)
+        scheduler = getattr(pipeline, "scheduler", None)
+        key, likelihood = _likelihood(trainer, scheduler, sampling)
         if key not in bounds:
-            estimate = (
-                exact_likelihood(pipeline.model, **texts)
-                if verified
-                else trainer.family.likelihood(trainer.released, texts, 2 * arguments.evaluation_draws, sampling.clock)
-            )
-            bounds[key] = estimate.nats_per_story
+            bounds[key] = likelihood(texts).nats_per_story
         started = time.perf_counter()
         output = pipeline(
             num_samples=arguments.frontier_samples,
@@ -62,6 +60,26 @@ def measure_frontier(trainer: Trainer) -> list[dict]:
             row |= {name: scores[name] for name in ("validity", "coverage", "tested_choices")}
         rows.append(row)
     return rows
+
+
+def _likelihood(
+    trainer: Trainer, scheduler: SchedulerMixin | None, sampling: Sampling
+) -> tuple[str, Callable[[dict], LikelihoodEstimate]]:
+    """What the texts of a sampling are draws of, by name, and its likelihood of prepared texts."""
+    model, draws = trainer.released, 2 * trainer.arguments.evaluation_draws
+    if isinstance(scheduler, DraftVerifyScheduler):
+        return "clean stream", lambda texts: exact_likelihood(model, **texts)
+    if isinstance(scheduler, JumpScheduler):
+        length = scheduler.window_length(sampling.num_inference_steps, model.config.max_length)
+        jumps = {"jump_length": length, "calls_per_jump": scheduler.config.calls_per_jump}
+        name = f"jumps of {length}" + (f", {jumps['calls_per_jump']} calls" if jumps["calls_per_jump"] > 1 else "")
+        return name, lambda texts: jump_likelihood(model, **texts, **jumps)
+    clock = sampling.clock
+    if isinstance(scheduler, RefinementScheduler):
+        # Its order is that of masks in blocks as long as its window, but for the choice of what is sure.
+        clock = f"blocks:{scheduler.config.block_length}:random:1000"
+    along = trainer.family.along(model, clock)
+    return along, lambda texts: trainer.family.likelihood(model, texts, draws, clock)
 
 
 def render_frontier(rows: list[dict], entropy: float | None = None) -> str:

@@ -1,0 +1,75 @@
+"""Writing texts by refinement: tokens of a moving window are committed when they are sure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..clocks import moving_window
+from ..models import TextDiffusionModel
+from ..schedulers import RefinementScheduler
+
+
+def write_refined(
+    model: TextDiffusionModel,
+    scheduler: RefinementScheduler,
+    generators: list[torch.Generator],
+    context: Tensor | None,
+    max_calls: int | None = None,
+    given: Tensor | None = None,
+    known: Tensor | None = None,
+    on_call: Callable[[Tensor, Tensor], None] = lambda tokens, written: None,
+) -> tuple[Tensor, Tensor]:
+    """Token ids `(batch, max_length)`, and how many calls of the predictor each text took.
+
+    Args:
+        generators: one per text; a text does not depend on the others.
+        max_calls: a text that is not finished by then is cut off.
+        given, known: token ids `(batch, max_length)`, and which of them are known.
+        on_call: gets the texts and the number of tokens that are committed, after every call.
+    """
+    config, n, device = model.config, len(generators), model.device
+    length, pad, end = config.max_length, config.pad_token_id, config.eos_token_id
+    positions = torch.arange(length, device=device)
+    text = torch.full((n, length), pad, device=device)
+    text[:, 0] = config.bos_token_id
+    settled = (positions == 0).expand(n, -1).clone()
+    if known is not None:
+        text, settled = torch.where(known, given, text), settled | known
+    calls, rows = torch.zeros(n, dtype=torch.long, device=device), (~settled).any(-1).nonzero()[:, 0]
+    while len(rows) and (max_calls is None or int(calls.max()) < max_calls):
+        own, done = text[rows], settled[rows]
+        first = (~done).long().argmax(-1, keepdim=True)
+        last = first + scheduler.config.block_length - 1
+        step = moving_window(first, last, length, None if known is None else known[rows])
+        _, clean = model.read_clean(own[:, : step.seen])
+        z = torch.where(done[..., None], model.forward_process.initial_marginal(model.embed(own)).mean, 0)
+        prediction = model.denoise(
+            z,
+            (~done).to(z.dtype),
+            None if context is None else context[rows],
+            clean,
+            windows=step.windows,
+            known=None if known is None else known[rows],
+            window=step.tokens,
+            second_call=False,
+        )
+        numbers = [torch.rand(length, generator=generators[row], dtype=torch.float64) for row in rows.tolist()]
+        uniforms = torch.stack(numbers).to(device)
+        in_window = ~done & (positions <= last)
+        tokens, committed = scheduler.step(prediction.logits, in_window[:, step.tokens], uniforms[:, step.tokens])
+        own[:, step.tokens] = torch.where(committed, tokens, own[:, step.tokens])
+        done[:, step.tokens] |= committed
+        # What is behind END is padding, once all before it is written.
+        ended = ((own == end) & done).long().cumsum(-1) > 0
+        behind = F.pad(ended[:, :-1], (1, 0)) & (done | ended).all(-1, keepdim=True)
+        if known is not None:
+            behind &= ~known[rows]
+        text[rows], settled[rows] = own.masked_fill(behind, pad), done | behind
+        calls[rows] += 1
+        on_call(text, settled.sum(-1))
+        rows = rows[(~settled[rows]).any(-1)]
+    return text, calls

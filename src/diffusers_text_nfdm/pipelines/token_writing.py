@@ -1,0 +1,65 @@
+"""Texts from schedulers that write tokens themselves: which of them writes what, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..models import TextDiffusionModel
+from ..schedulers import (
+    DraftVerifyScheduler,
+    JumpScheduler,
+    RefinementScheduler,
+    TextDiffusionScheduler,
+    TokenScheduler,
+)
+from .draft_verify import write_verified
+from .jumps import token_noise, write_jumps
+from .refinement import write_refined
+
+
+if TYPE_CHECKING:
+    from .batches import TextBatch
+
+# Calls of a text by jumps, where no other number is asked for.
+JUMP_CALLS = 16
+
+
+def needs_filling(scheduler: TextDiffusionScheduler | TokenScheduler, known: Tensor | None) -> bool:
+    """Whether a scheduler that writes from left to right is asked for texts of which more is known than their
+    beginnings.
+    """
+    if not isinstance(scheduler, (DraftVerifyScheduler, JumpScheduler)):
+        return False
+    if not isinstance(known, Tensor) or known.ndim != 2:
+        return False
+    return not bool((known[:, 0] & (known[:, :-1] >= known[:, 1:]).all(-1)).all())
+
+
+def filling_scheduler(scheduler: TokenScheduler) -> RefinementScheduler:
+    """What fills gaps in its place: tokens drawn as it would draw them."""
+    return RefinementScheduler(temperature=scheduler.config.temperature, min_p=scheduler.config.min_p)
+
+
+def write_tokens(
+    model: TextDiffusionModel,
+    scheduler: TokenScheduler,
+    batch: TextBatch,
+    num_calls: int | None,
+    on_call: Callable[[Tensor, Tensor], None],
+) -> tuple[Tensor, Tensor]:
+    """Token ids `(batch, max_length)`, and how many calls of the predictor each text took."""
+    if isinstance(scheduler, RefinementScheduler):
+        return write_refined(
+            model, scheduler, batch.generators, batch.context, num_calls, batch.given, batch.known, on_call
+        )
+    num_given = None if batch.known is None else batch.known.sum(-1)
+    if isinstance(scheduler, JumpScheduler):
+        length = scheduler.window_length(num_calls or JUMP_CALLS, model.config.max_length)
+        return write_jumps(model, scheduler, token_noise(batch.z), length, batch.given, num_given, on_call)
+    noise = token_noise(batch.z) if scheduler.config.drafts == "jumps" else None
+    return write_verified(
+        model, scheduler, batch.generators, batch.context, num_calls, noise, batch.given, num_given, on_call
+    )

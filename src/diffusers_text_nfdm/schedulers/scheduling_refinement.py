@@ -1,0 +1,66 @@
+"""Refinement: of a window of tokens those are committed that the model is sure of, call by call."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for this name here)
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor
+
+from ..checks import is_number
+from ..models.token_choice import draw_from
+from .token_scheduler import TokenScheduler
+
+
+class Refinement(NamedTuple):
+    """What a step has drawn.
+
+    Args:
+        tokens: `(batch, seq)`.
+        committed: `(batch, seq)`, those that stay.
+    """
+
+    tokens: Tensor
+    committed: Tensor
+
+
+class RefinementScheduler(TokenScheduler):
+    """A clock that each text makes for itself: tokens of a window wait as noise until they are sure.
+
+    A call predicts all tokens of the window that starts at the first open one. That one is drawn, and with it as many
+    others, in the order of their entropies `H_i`, as have at most `entropy_budget` together. Independent draws of
+    tokens miss at most the sum of their entropies but one, so a step is off the model's joint distribution by no more
+    than that, in nats (Ben-Hamu et al. 2025 bound masked diffusion in this way). Tokens may settle in any order, and
+    known ones may stand anywhere: it fills gaps.
+
+    Args:
+        block_length: tokens of the window.
+        entropy_budget: nats. At 0 one token is drawn a call.
+        temperature: of the distribution that tokens are drawn from.
+        min_p: tokens with less than this share of the probability of the most probable one are not drawn.
+    """
+
+    @register_to_config
+    def __init__(
+        self, block_length: int = 8, entropy_budget: float = 0.05, temperature: float = 1.0, min_p: float = 0.0
+    ):
+        self._check_choice()
+        self._check_count("block_length", block_length)
+        if not is_number(entropy_budget) or not 0 <= entropy_budget < float("inf"):
+            raise ValueError(f"`entropy_budget` is {entropy_budget!r}; it must be a number of at least 0.")
+
+    def step(self, logits: Tensor, open_tokens: Tensor, uniforms: Tensor) -> Refinement:
+        """Draw tokens from logits `(batch, seq, vocab)`, by random numbers `(batch, seq)`, and commit some of those
+        that are open, `(batch, seq)`: the first of each text at least.
+        """
+        p = self.probabilities(logits)
+        tokens = draw_from(p, uniforms)
+        entropy = torch.special.entr(p).sum(-1).masked_fill(~open_tokens, torch.inf)
+        first = torch.zeros_like(open_tokens).scatter(1, open_tokens.long().argmax(1, keepdim=True), True)
+        # The first costs nothing: it is the one by which the others are drawn too early.
+        cost, order = entropy.masked_fill(first, 0).sort(dim=-1, stable=True)
+        within = cost.cumsum(-1) <= self.config.entropy_budget
+        committed = torch.zeros_like(open_tokens).scatter(1, order, within) | first
+        return Refinement(tokens, committed & open_tokens)
