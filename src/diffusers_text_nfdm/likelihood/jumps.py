@@ -57,7 +57,7 @@ def jump_likelihood(
             rows = slice(start, start + batch_size)
             batch = input_ids[rows].to(model.device)
             for draw in range(num_draws):
-                nats = _draw_nats(model, batch, jump_length, calls_per_jump, generator)
+                nats = jump_nats(model, batch, jump_length, calls_per_jump, generator)
                 halves[rows, draw % 2] += nats.cpu() / (num_draws // 2)
                 bar.update(len(batch))
     protocol = {
@@ -75,7 +75,7 @@ def jump_likelihood(
     return in_units({"jumps": halves}, positions, tokens, chars, total, protocol)
 
 
-def _draw_nats(
+def jump_nats(
     model: TextDiffusionModel, input_ids: Tensor, jump_length: int, calls_per_jump: int, generator: torch.Generator
 ) -> Tensor:
     """`-Σ_i log q_i(x_i | u_<i)` of each text for one draw of its noise, all windows at once, token by token."""

@@ -42,18 +42,19 @@ def write_refined(
     calls, rows = torch.zeros(n, dtype=torch.long, device=device), (~settled).any(-1).nonzero()[:, 0]
     while len(rows) and (max_calls is None or int(calls.max()) < max_calls):
         own, done = text[rows], settled[rows]
+        own_known, own_context = (None if x is None else x[rows] for x in (known, context))
         first = (~done).long().argmax(-1, keepdim=True)
         last = first + scheduler.config.block_length - 1
-        step = moving_window(first, last, length, None if known is None else known[rows])
+        step = moving_window(first, last, length, own_known)
         _, clean = model.read_clean(own[:, : step.seen])
-        z = torch.where(done[..., None], model.forward_process.initial_marginal(model.embed(own)).mean, 0)
+        z = torch.where(done[..., None], model.forward_process.initial_marginal(model.embed(own), own_context).mean, 0)
         prediction = model.denoise(
             z,
             (~done).to(z.dtype),
-            None if context is None else context[rows],
+            own_context,
             clean,
             windows=step.windows,
-            known=None if known is None else known[rows],
+            known=own_known,
             window=step.tokens,
             second_call=False,
         )
@@ -66,8 +67,8 @@ def write_refined(
         # What is behind END is padding, once all before it is written.
         ended = ((own == end) & done).long().cumsum(-1) > 0
         behind = F.pad(ended[:, :-1], (1, 0)) & (done | ended).all(-1, keepdim=True)
-        if known is not None:
-            behind &= ~known[rows]
+        if own_known is not None:
+            behind &= ~own_known
         text[rows], settled[rows] = own.masked_fill(behind, pad), done | behind
         calls[rows] += 1
         on_call(text, settled.sum(-1))

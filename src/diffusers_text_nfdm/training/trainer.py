@@ -69,6 +69,9 @@ class Trainer:
         self.accelerator.register_for_checkpointing(self.ema, self.progress)
         if self.checkpoint is not None:
             self.accelerator.load_state(str(self.checkpoint))
+            # They are no part of the average.
+            for released, buffer in zip(self.released.buffers(), self.model.buffers(), strict=True):
+                released.copy_(buffer)
             self._say(f"Resumed from {self.checkpoint}.")
         self.stop_signal = StopSignal(self.accelerator)
 

@@ -1,0 +1,153 @@
+"""Jumps: what decides a token, what a state sees, and the two limits in which a jump is the clean stream."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kstest
+from tiny import LENGTH, VOCAB, gradients, make_config, make_ids, make_model, seeded
+
+from diffusers_text_nfdm import objective
+from diffusers_text_nfdm.models.token_choice import draw_from, noise_of
+from diffusers_text_nfdm.networks.token_order import order_by_likeness
+from diffusers_text_nfdm.networks.two_stream_predictor import Places
+
+
+TWO_STREAM = {"predictor": "two_stream", "prediction_type": "categorical", "jumps": True}
+POSITIONS = torch.arange(1, LENGTH)
+
+
+def jumping_model(**options):
+    model = make_model("nfdm", **TWO_STREAM, **options)
+    model.token_order.copy_(torch.randperm(VOCAB, generator=seeded(3)))
+    return model
+
+
+def places(size: int) -> Places:
+    return Places(POSITIONS, POSITIONS - (POSITIONS - 1) % size)
+
+
+def logits(model, input_ids, noise, size, guess=None):
+    return model.jump(noise, model.read_clean(input_ids)[1], places(size), guess).logits
+
+
+@given(st.integers(0, 2**31), st.integers(2, 40))
+@settings(max_examples=50, deadline=None)
+def test_the_noise_of_a_token_is_noise_that_draws_it(seed, vocab):
+    generator = seeded(seed)
+    weights = torch.rand(20, vocab, generator=generator, dtype=torch.float64) ** 4 + 1e-9
+    order = torch.randperm(vocab, generator=generator)
+    tokens = torch.randint(vocab, (20,), generator=generator)
+    uniforms = torch.rand(20, generator=generator, dtype=torch.float64).clamp(1e-3, 1 - 1e-3)
+    noise = noise_of(weights, tokens, uniforms, order)
+    assert ((noise >= 0) & (noise <= 1)).all()
+    assert torch.equal(draw_from(weights, noise, order), tokens)
+
+
+def test_over_draws_of_the_token_its_noise_is_uniform():
+    weights = torch.tensor([0.5, 0.2, 0.2, 0.1], dtype=torch.float64).expand(20_000, -1)
+    uniforms, order = torch.rand(2, 20_000, generator=seeded(0), dtype=torch.float64), torch.tensor([2, 0, 3, 1])
+    tokens = draw_from(weights, uniforms[0])
+    assert kstest(noise_of(weights, tokens, uniforms[1], order).numpy(), "uniform").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("with_guess", [False, True])
+@pytest.mark.parametrize("size", [2, 3, LENGTH])
+def test_a_token_sees_the_noise_of_those_before_it_in_its_window_and_the_clean_tokens_before_that(size, with_guess):
+    model, input_ids = jumping_model(), make_ids(2)
+    noise = torch.rand(2, LENGTH - 1, generator=seeded(1), dtype=torch.float64)
+    guess = make_ids(2)[:, 1:] if with_guess else None
+    before = logits(model, input_ids, noise, size, guess)
+    starts = places(size).starts
+    for j in range(LENGTH - 1):
+        sees = (POSITIONS > POSITIONS[j]) & (starts == starts[j])
+        other = noise.clone()
+        other[:, j] = (noise[:, j] + 0.37) % 1
+        changed = (logits(model, input_ids, other, size, guess) != before).any(-1).any(0)
+        assert torch.equal(changed, sees)
+        if with_guess:
+            other = guess.clone()
+            other[:, j] = (guess[:, j] + 1) % VOCAB
+            changed = (logits(model, input_ids, noise, size, other) != before).any(-1).any(0)
+            assert torch.equal(changed, sees)
+        other = input_ids.clone()
+        other[:, j + 1] = (input_ids[:, j + 1] + 1) % VOCAB
+        changed = (logits(model, other, noise, size, guess) != before).any(-1).any(0)
+        assert torch.equal(changed, starts > POSITIONS[j])
+
+
+def test_all_windows_in_one_call_are_as_each_alone():
+    model, input_ids = jumping_model(), make_ids(2)
+    noise = torch.rand(2, LENGTH - 1, generator=seeded(1), dtype=torch.float64)
+    together = logits(model, input_ids, noise, 2)
+    for start in (1, 3):
+        _, clean = model.read_clean(input_ids[:, :start])
+        own = torch.arange(start, start + 2)
+        alone = model.jump(noise[:, own - 1], clean, Places(own, torch.full_like(own, start))).logits
+        assert torch.allclose(together[:, own - 1], alone, atol=1e-12)
+
+
+def clean_logits(model, input_ids):
+    states, weight, bias = model.next_token_factors(model.read_clean(input_ids)[0][:, :-1])
+    return states @ weight.T + bias
+
+
+def test_a_jump_over_one_token_is_the_clean_stream():
+    model, input_ids = jumping_model(), make_ids(3)
+    noise = torch.rand(3, LENGTH - 1, generator=seeded(1), dtype=torch.float64)
+    assert torch.allclose(logits(model, input_ids, noise, 1), clean_logits(model, input_ids), atol=1e-12)
+
+
+def test_before_training_a_call_reads_a_guess_as_the_clean_stream_reads_text():
+    model, input_ids = jumping_model(), make_ids(3)
+    model.predictor.init_weights()
+    noise = torch.rand(3, LENGTH - 1, generator=seeded(1), dtype=torch.float64)
+    assert torch.allclose(
+        logits(model, input_ids, noise, LENGTH, input_ids[:, 1:]), clean_logits(model, input_ids), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("num_calls", [1, 2, 3])
+def test_the_loss_is_that_of_the_first_and_the_last_call_by_the_noise_that_leads_to_the_text(num_calls):
+    model, input_ids = jumping_model(), make_ids(3)
+    uniforms = torch.rand(3, LENGTH, generator=seeded(2), dtype=torch.float64)
+    starts = torch.tensor([[0, 0, 2, 2, 2]])
+    first, last, next_token = objective.jump_losses(model, input_ids, starts, uniforms, num_calls)
+    targets, weights = input_ids[:, 1:], torch.softmax(clean_logits(model, input_ids), -1)
+    noise = noise_of(weights, targets, uniforms[:, 1:], model.token_order)
+    assert torch.equal(draw_from(weights, noise, model.token_order), targets)
+    _, clean = model.read_clean(input_ids)
+    at, guess, losses = Places(POSITIONS, torch.tensor([1, 2, 2, 2])), None, []
+    for _ in range(num_calls):
+        log_p = torch.log_softmax(model.jump(noise, clean, at, guess).logits, -1)
+        guess = draw_from(log_p.exp(), noise, model.token_order)
+        losses.append(-log_p.gather(-1, targets[..., None])[..., 0])
+    assert torch.allclose(first, losses[0]) and torch.allclose(last, losses[-1])
+    assert torch.allclose(next_token, -weights.gather(-1, targets[..., None])[..., 0].log())
+
+
+def test_a_step_on_jumps_trains_the_predictor_and_no_embedding():
+    model, input_ids = jumping_model(clock="ramp:2"), make_ids(4)
+    output = model(input_ids, jump_calls=2, next_token_weight=0.5, generator=seeded(0))
+    names = set(gradients(output.loss, model))
+    assert {"predictor.noise_embedding.linear_1.weight", "predictor.unread", "predictor.guessed"} <= names
+    assert not any(name.startswith(("forward_process", "embeddings", "time_sampler")) for name in names)
+    assert output.jump.shape == output.next_token.shape == (4,)
+
+
+def test_jumps_are_refused_where_there_are_none():
+    with pytest.raises(ValueError, match="`jump_calls` is 1, but this model has no `jumps`"):
+        make_model("nfdm", predictor="two_stream", prediction_type="categorical")(make_ids(2), jump_calls=1)
+    with pytest.raises(ValueError, match="`known` has no meaning for jumps"):
+        jumping_model()(make_ids(2), torch.eye(2, LENGTH, dtype=torch.bool), jump_calls=1)
+    with pytest.raises(ValueError, match="`jumps` is True with `predictor` 'bert'"):
+        make_config("nfdm", jumps=True)
+
+
+def test_an_order_by_likeness_holds_every_token_once_and_keeps_clusters_together():
+    centres = 10 * torch.randn(4, 6, generator=seeded(0))
+    kinds = torch.randint(4, (60,), generator=seeded(1))
+    order = order_by_likeness(centres[kinds] + torch.randn(60, 6, generator=seeded(2)))
+    assert sorted(order.tolist()) == list(range(60))
+    assert (kinds[order].diff() != 0).sum() == 3
+    assert order_by_likeness(torch.ones(5, 3)).sort().values.tolist() == list(range(5))

@@ -1,0 +1,136 @@
+"""Texts by jumps, alone and verified: the noise decides them."""
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from tiny import make_pipeline, seeded
+
+from diffusers_text_nfdm import DraftVerifyScheduler, JumpScheduler, jump_likelihood
+from diffusers_text_nfdm.likelihood.jumps import jump_nats
+from diffusers_text_nfdm.models.token_choice import draw_from
+from diffusers_text_nfdm.pipelines.jumps import token_noise
+
+
+LENGTH = 9
+OPTIONS = {
+    "prediction_type": "categorical", "predictor": "two_stream", "jumps": True, "max_length": LENGTH,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3,
+}  # fmt: skip
+
+
+def pipeline(scheduler, **options):
+    pipe = make_pipeline("nfdm", scheduler, torch.float64, **{**OPTIONS, **options})
+    pipe.model.token_order.copy_(torch.randperm(len(pipe.model.token_order), generator=seeded(5)))
+    return pipe
+
+
+def latents(n, seed=0):
+    return torch.randn(n, LENGTH, 4, generator=seeded(seed), dtype=torch.float64)
+
+
+@torch.no_grad()
+def token_by_token(pipe, noise, min_p=0.0):
+    """The clean stream's texts, each token drawn by its noise."""
+    model, scheduler = pipe.model, JumpScheduler(min_p=min_p)
+    text = torch.full(noise.shape, 3)
+    text[:, 0] = 0
+    for i in range(1, LENGTH):
+        states, weight, bias = model.next_token_factors(model.read_clean(text[:, :i])[0][:, -1])
+        text[:, i] = draw_from(scheduler.probabilities(states @ weight.T + bias), noise[:, i], model.token_order)
+    ended = (text == 1).cumsum(1) - (text == 1).long() > 0
+    return text.masked_fill(ended, 3)
+
+
+@pytest.mark.parametrize("block_size", [2, 3, 5])
+def test_verified_jumps_are_the_clean_streams_texts_with_the_same_noise(block_size):
+    pipe, z = pipeline(DraftVerifyScheduler(block_size, min_p=0.05, drafts="jumps")), latents(40)
+    output = pipe(latents=z, output_type="seq")
+    assert torch.equal(output.sequences, token_by_token(pipe, token_noise(z), min_p=0.05))
+    ended = (output.sequences == 1).cumsum(1) - (output.sequences == 1).long() > 0
+    written = (~ended).sum(1) - 1
+    assert (output.calls * block_size >= written).all() and (output.calls <= written).all()
+
+
+def test_jumps_over_one_token_are_the_clean_streams_texts():
+    pipe, z = pipeline(JumpScheduler(jump_length=1)), latents(20)
+    assert torch.equal(pipe(latents=z, output_type="seq").sequences, token_by_token(pipe, token_noise(z)))
+
+
+def test_as_many_calls_as_tokens_correct_every_guess_of_an_untrained_model():
+    """Before training a further call is a step of the fixed-point iteration, which ends at the clean stream's text."""
+    pipe, z = pipeline(JumpScheduler(jump_length=LENGTH, calls_per_jump=LENGTH)), latents(20)
+    for name in ("linear_2.weight", "linear_2.bias"):
+        pipe.model.predictor.noise_embedding.get_parameter(name).data.zero_()
+    pipe.model.predictor.guessed.data.zero_()
+    output = pipe(latents=z, num_inference_steps=LENGTH, output_type="seq")
+    assert torch.equal(output.sequences, token_by_token(pipe, token_noise(z)))
+
+
+@pytest.mark.parametrize("calls_per_jump", [1, 2])
+def test_the_likelihood_of_jumps_is_that_of_their_texts(calls_per_jump):
+    """Texts of three tokens after START, by one jump: their frequencies, and the mean of `Π q` over the noise."""
+    pipe = pipeline(JumpScheduler(jump_length=3, calls_per_jump=calls_per_jump), max_length=4, eos_token_id=2)
+    output = pipe(num_samples=6000, batch_size=2000, generator=seeded(0), output_type="seq")
+    # END is never drawn before the last place, so that no text is cut.
+    whole = output.sequences[(output.sequences[:, 1:3] != 2).all(1)]
+    texts, counts = whole.unique(dim=0, return_counts=True)
+    common = counts >= 25
+    texts, counts = texts[common], counts[common].double()
+    generator = seeded(1)
+    with torch.no_grad():
+        draws = [jump_nats(pipe.model, texts, 3, calls_per_jump, generator) for _ in range(400)]
+    nats = torch.stack(draws, dim=1)
+    p = (-nats).exp().mean(1)
+    estimate = jump_likelihood(pipe.model, texts, jump_length=3, calls_per_jump=calls_per_jump, num_draws=40)
+    assert abs(estimate.nats_per_story.value - nats.mean()) < 6 * estimate.nats_per_story.monte_carlo_error
+    assert len(texts) > 20
+    assert chisquare(counts, p / p.sum() * counts.sum()).pvalue > 1e-4
+    # Jensen.
+    assert (nats.mean(1) >= -p.log()).all()
+
+
+def test_a_text_does_not_depend_on_its_batch_and_beginnings_are_kept():
+    pipe = pipeline(JumpScheduler(jump_length=3, calls_per_jump=2))
+    ids = torch.randint(4, 11, (6, LENGTH), generator=seeded(1))
+    ids[:, 0] = 0
+    known = torch.arange(LENGTH) < torch.tensor([1, 2, 3, 4, 5, 8])[:, None]
+    generators = [seeded(i) for i in range(6)]
+    together = pipe(input_ids=ids, known=known, generator=generators, output_type="seq")
+    assert torch.equal(together.sequences[known], ids[known])
+    for i in range(6):
+        alone = pipe(input_ids=ids[i : i + 1], known=known[i : i + 1], generator=[seeded(i)], output_type="seq")
+        assert torch.equal(alone.sequences[0], together.sequences[i])
+        assert alone.calls[0] == together.calls[i]
+
+
+def test_calls_are_what_was_asked_for():
+    pipe = pipeline(JumpScheduler())
+    assert pipe(num_samples=8, num_inference_steps=2, generator=seeded(0)).num_function_evaluations == 2
+    pipe.scheduler = JumpScheduler(calls_per_jump=2)
+    output = pipe(num_samples=8, num_inference_steps=4, generator=seeded(0), return_trajectory=True)
+    assert output.num_function_evaluations == 4 and output.trajectory.shape == (4, 8, LENGTH)
+    with pytest.raises(ValueError, match="`num_inference_steps` is 1; with `calls_per_jump` 2"):
+        pipe(num_inference_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"jump_length": 0}, "`jump_length` is 0; it must be an integer of at least 1"),
+        ({"calls_per_jump": 1.5}, "`calls_per_jump` is 1.5"),
+        ({"temperature": 0}, "`temperature` is 0; it must be a number above 0"),
+        ({"min_p": 1}, "`min_p` is 1"),
+    ],
+)
+def test_bad_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        JumpScheduler(**options)
+
+
+def test_a_model_without_jumps_is_refused():
+    for scheduler in (JumpScheduler(), DraftVerifyScheduler(drafts="jumps")):
+        with pytest.raises(ValueError, match="needs a model that was trained for jumps"):
+            pipeline_without = make_pipeline("nfdm", scheduler, torch.float64, **{**OPTIONS, "jumps": False})
+            pipeline_without()
+    with pytest.raises(ValueError, match="`drafts` is 'none'"):
+        DraftVerifyScheduler(drafts="none")

@@ -1,0 +1,67 @@
+"""Runs on jumps, from a checkpoint."""
+
+import pytest
+import torch
+from runs import arguments, assert_same_run, metrics
+
+from diffusers_text_nfdm import JumpScheduler, NFDMTextPipeline
+from diffusers_text_nfdm.training import Trainer, train
+
+
+TWO_STREAM = {"predictor": "two_stream", "prediction_type": "categorical", "clock": "ramp:8"}
+JUMPS = {"model_config": {**TWO_STREAM, "jumps": True}, "jump_clocks": {"ramp:8": 0.5, "blocks:8": 0.5}}
+SETTINGS = {"cross_entropy_steps": 1, "next_token_weight": 1.0, "clocks": {"ramp:8": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def teacher(data, tmp_path_factory):
+    run = tmp_path_factory.mktemp("teacher") / "run"
+    train(arguments(data, run, model_config=TWO_STREAM, **SETTINGS))
+    return run / "pipeline"
+
+
+def test_a_student_starts_from_its_teacher_and_is_an_ordinary_checkpoint(data, teacher, tmp_path):
+    options = {**JUMPS, **SETTINGS, "model_name_or_path": str(teacher), "jump_share": 0.5}
+    trainer = Trainer(arguments(data, tmp_path / "run", **options))
+    old = NFDMTextPipeline.from_pretrained(teacher).model.state_dict()
+    new = trainer.model.state_dict()
+    assert all(torch.equal(new[name], weight) for name, weight in old.items())
+    fresh = {name for name in new if name not in old}
+    assert fresh and all(
+        "noise_embedding" in name or "unread" in name or "guessed" in name for name in fresh - {"token_order"}
+    )
+    trainer.train()
+    steps = metrics(tmp_path / "run")
+    assert any("train/jump" in step for step in steps) and any("train/bound" in step for step in steps)
+    pipe = NFDMTextPipeline.from_pretrained(tmp_path / "run" / "pipeline")
+    pipe.scheduler = JumpScheduler(calls_per_jump=2)
+    assert len(pipe(num_samples=2, num_inference_steps=4).texts) == 2
+    assert sorted(pipe.model.token_order.tolist()) == list(range(pipe.model.config.vocab_size))
+
+
+def test_resumed_equals_uninterrupted(data, teacher, tmp_path):
+    options = {**JUMPS, **SETTINGS, "model_name_or_path": str(teacher), "jump_share": 0.7}
+    train(arguments(data, tmp_path / "whole", **options))
+    assert train(arguments(data, tmp_path / "parts", stop_after_steps=3, **options)) is None
+    assert train(arguments(data, tmp_path / "parts", resume="latest", **options)) is not None
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", 8)
+
+
+def test_a_checkpoint_of_another_shape_is_refused(data, teacher, tmp_path):
+    options = {"model_config": {**TWO_STREAM, "intermediate_size": 32}, "model_name_or_path": str(teacher)}
+    with pytest.raises(ValueError, match="`model_name_or_path` has 'predictor.layers.0.mlp_input.weight' of shape"):
+        Trainer(arguments(data, tmp_path / "run", **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"jump_clocks": {"ramp:8": 1.0}}, "the `model_config` needs `jumps: true`"),
+        ({**JUMPS, "jump_clocks": {"ramp:8": 0.5}}, "`jump_clocks` is .* must add up to 1, not 0.5"),
+        ({**JUMPS, "jump_share": 0}, "`jump_share` is 0.0; it must be in"),
+        ({"model_name_or_path": "x", "cooccurrence_embeddings": True}, "has those of the checkpoint; leave it out"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(options, message, data, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        arguments(data, tmp_path, **options)
