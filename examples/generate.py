@@ -3,6 +3,7 @@
     python examples/generate.py path/or/repo --num_samples 4 --steps 64
     python examples/generate.py path/or/repo --prompt "One windy Friday, Leo"
     python examples/generate.py path/or/repo --prompt "One windy Friday, [MASK] played the tuba."
+    python examples/generate.py path/or/repo --scheduler jump --steps 8
     python examples/generate.py path/or/repo --scheduler reverse-ode --method heun --trajectory picture.png
     python examples/generate.py path/of/masked/diffusion --steps 32 --remasking random --block_size 8
 
@@ -17,7 +18,14 @@ from pathlib import Path
 
 import torch
 
-from diffusers_text_nfdm import MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler
+from diffusers_text_nfdm import (
+    DraftVerifyScheduler,
+    JumpScheduler,
+    MarkovChainScheduler,
+    RefinementScheduler,
+    ReverseODEScheduler,
+    ReverseSDEScheduler,
+)
 from diffusers_text_nfdm.files import write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
 
@@ -26,6 +34,9 @@ SCHEDULERS = {
     "markov-chain": (MarkovChainScheduler, "noise_fraction"),
     "reverse-sde": (ReverseSDEScheduler, "volatility_scale"),
     "reverse-ode": (ReverseODEScheduler, "method"),
+    "refinement": (RefinementScheduler, "entropy_budget"),
+    "jump": (JumpScheduler, "calls_per_jump"),
+    "draft-verify": (DraftVerifyScheduler, "drafts"),
 }
 PICTURES = (".png", ".pdf", ".svg")
 # What only some pipelines have, by their kind.
@@ -59,12 +70,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--gen_length", type=int, help="tokens that continue a beginning (default: left to the model)")
     parser.add_argument("--max_gap_length", type=int, help="the most tokens that a gap is tried with (default: 16)")
     parser.add_argument("--num_samples", type=int, default=4, help="number of texts (default: 4)")
-    parser.add_argument("--steps", type=int, default=64, help="steps of the scheduler (default: 64)")
+    parser.add_argument("--steps", type=int, help="steps of the scheduler (default: 16 of jump, else 64)")
     parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
     parser.add_argument("--scheduler", choices=SCHEDULERS, help="default: the checkpoint's own")
     parser.add_argument("--noise_fraction", type=fraction, help="share of new noise of markov-chain: 0 to 1, or snr")
     parser.add_argument("--volatility_scale", type=float, help="factor on g of reverse-sde")
     parser.add_argument("--method", choices=("euler", "heun", "adaptive"), help="method of reverse-ode")
+    parser.add_argument("--entropy_budget", type=float, help="nats that refinement may be off in a step")
+    parser.add_argument("--calls_per_jump", type=int, help="calls for each jump")
+    parser.add_argument("--drafts", choices=("independent", "jumps"), help="drafts of draft-verify")
     parser.add_argument("--remasking", choices=("confidence", "random"), help="tokens that masked diffusion keeps")
     parser.add_argument("--block_size", type=int, help="tokens of a block of masked diffusion (default: its own)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
@@ -113,7 +127,7 @@ def call_options(args: argparse.Namespace, pipe) -> dict:
     kind = pipeline_kind(pipe)
     names = ["temperature", *(name for name in OPTIONS[kind] if name not in ("scheduler", "trajectory"))]
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    if kind != "ancestral":
+    if kind != "ancestral" and args.steps is not None:
         options["num_inference_steps"] = args.steps
     if args.trajectory is not None:
         options["return_trajectory"] = True

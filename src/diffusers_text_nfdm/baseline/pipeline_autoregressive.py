@@ -64,8 +64,13 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
                 calls = max(calls, taken)
         self.maybe_free_model_hooks()
         sequences = torch.cat(sequences).cpu()
+        ended = (sequences == self.model.config.eos_token_id).cumsum(-1) > 0
         return NFDMTextPipelineOutput(
-            texts=decode_texts(sequences, self.tokenizer), sequences=sequences, num_function_evaluations=calls
+            texts=decode_texts(sequences, self.tokenizer),
+            sequences=sequences,
+            num_function_evaluations=calls,
+            # One for each token up to END.
+            calls=(~ended[:, :-1]).sum(-1),
         )
 
     def _generate(self, generators: list[torch.Generator], temperature: float, bar) -> tuple[Tensor, int]:

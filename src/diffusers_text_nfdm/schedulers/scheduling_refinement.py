@@ -55,8 +55,9 @@ class RefinementScheduler(TokenScheduler):
         """Draw tokens from logits `(batch, seq, vocab)`, by random numbers `(batch, seq)`, and commit some of those
         that are open, `(batch, seq)`: the first of each text at least.
         """
-        p = self.probabilities(logits)
-        tokens = draw_from(p, uniforms)
+        tokens = draw_from(self.probabilities(logits), uniforms)
+        # What is cut off is not drawn, but it is doubt.
+        p = torch.softmax(logits.double(), -1)
         entropy = torch.special.entr(p).sum(-1).masked_fill(~open_tokens, torch.inf)
         first = torch.zeros_like(open_tokens).scatter(1, open_tokens.long().argmax(1, keepdim=True), True)
         # The first costs nothing: it is the one by which the others are drawn too early.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
 from diffusers import SchedulerMixin
 
 from ..likelihood import LikelihoodEstimate, exact_likelihood, jump_likelihood
-from ..metrics import story_language
+from ..metrics.frontier import measure_sampling
 from ..metrics.sampling import Sampling
 from ..schedulers import DraftVerifyScheduler, JumpScheduler, RefinementScheduler
 
@@ -28,37 +26,30 @@ def measure_frontier(trainer: Trainer) -> list[dict]:
     arguments, pipeline, rows, bounds = trainer.arguments, trainer.pipeline(), [], {}
     pipeline.set_progress_bar_config(disable=True)
     texts = trainer.data.validation_rows(2 * arguments.evaluation_texts)
+    stories = arguments.dataset == "stories"
     for name, text in arguments.frontier.items():
         sampling = Sampling.parse(text)
-        options = sampling.prepare(pipeline)
-        scheduler = getattr(pipeline, "scheduler", None)
-        key, likelihood = _likelihood(trainer, scheduler, sampling)
+        row = measure_sampling(
+            pipeline,
+            sampling,
+            arguments.frontier_samples,
+            arguments.evaluation_batch_size,
+            arguments.seed,
+            stories,
+        )
+        key, likelihood = _likelihood(trainer, getattr(pipeline, "scheduler", None), sampling)
         if key not in bounds:
             bounds[key] = likelihood(texts).nats_per_story
-        started = time.perf_counter()
-        output = pipeline(
-            num_samples=arguments.frontier_samples,
-            **options,
-            batch_size=arguments.evaluation_batch_size,
-            generator=torch.Generator().manual_seed(arguments.seed),
+        rows.append(
+            {
+                "name": name,
+                **row,
+                "clock": key,
+                "tokens_per_second": trainer.data.mean_tokens / row["seconds_per_text"],
+                "nats_per_text": bounds[key].value,
+                "nats_error": bounds[key].monte_carlo_error,
+            }
         )
-        seconds = time.perf_counter() - started
-        row = {
-            "name": name,
-            "sampling": text,
-            "clock": key,
-            "calls": output.calls.double().mean().item(),
-            "most_calls": output.num_function_evaluations,
-            "distinct": len(set(output.texts)) / len(output.texts),
-            "tokens_per_second": arguments.frontier_samples * trainer.data.mean_tokens / seconds,
-            "nats_per_text": bounds[key].value,
-            "nats_error": bounds[key].monte_carlo_error,
-            "texts": output.texts[:2],
-        }
-        if arguments.dataset == "stories":
-            scores = story_language(output.texts)
-            row |= {name: scores[name] for name in ("validity", "coverage", "tested_choices")}
-        rows.append(row)
     return rows
 
 

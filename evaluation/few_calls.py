@@ -1,0 +1,124 @@
+"""Calls of the network against what stories are worth: validity, variety, exact log-probability, and wall time.
+
+    python evaluation/few_calls.py checkpoints/nfdm-stories-jumps runs/ar/pipeline --num_samples 1000 --output docs/few_calls
+
+Every checkpoint is sampled in the ways of its kind (`--samplings` chooses others) and measured with one thread: texts
+in batches of 64 for what they are worth, and a few in batches of 1, 16 and 64 for the time of one. It prints a table
+and writes it as JSON, Markdown and a picture.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from diffusers_text_nfdm.files import write_file
+from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
+from diffusers_text_nfdm.metrics.frontier import measure_sampling
+from diffusers_text_nfdm.metrics.sampling import Sampling
+
+
+BATCHES = (1, 16, 64)
+JUMPS = (
+    "draft:64:drafts=jumps:block_size=8:min_p=0.02",
+    "draft:64:drafts=jumps:block_size=16:min_p=0.02",
+    "jump:32:calls_per_jump=2:min_p=0.02",
+    "jump:16:min_p=0.02",
+    "jump:16:calls_per_jump=2:min_p=0.02",
+    "jump:8:min_p=0.02",
+    "jump:8:calls_per_jump=2:min_p=0.02",
+    "jump:4:min_p=0.02",
+)
+CLOCKS = (
+    "draft:64:block_size=8:min_p=0.02",
+    "refine:64:min_p=0.02",
+    "star:32:time_grid=learned:clock=ramp:8",
+    "star:16:time_grid=learned:clock=ramp:8",
+)
+MASKED = (
+    *(f"masked:{steps}:block_size=8" for steps in (32, 16, 8)),
+    *(f"masked:{steps}:block_size=8:remasking=random" for steps in (32, 16, 8)),
+)
+
+
+def default_samplings(pipeline) -> tuple[str, ...]:
+    """The ways in which a checkpoint is sampled."""
+    kind = pipeline_kind(pipeline)
+    if kind == "ancestral":
+        return ("ancestral",)
+    if kind == "masked":
+        return MASKED
+    if not pipeline.model.has_clean_stream:
+        return ("star:64", "star:32")
+    return CLOCKS + (JUMPS if pipeline.model.config.jumps else ())
+
+
+def measure(checkpoint: str, samplings: list[str] | None, num_samples: int, timed: int, seed: int) -> list[dict]:
+    pipeline = load_pipeline(checkpoint, "cpu")
+    rows = []
+    for name in samplings or default_samplings(pipeline):
+        sampling = Sampling.parse(name)
+        row = {"checkpoint": Path(checkpoint).name, **measure_sampling(pipeline, sampling, num_samples, 64, seed)}
+        for size in BATCHES:
+            number = max(size, timed)
+            row[f"seconds_{size}"] = measure_sampling(pipeline, sampling, number, size, seed + 1)["seconds_per_text"]
+        rows.append(row)
+        print(line(row), flush=True)
+    return rows
+
+
+def line(row: dict) -> str:
+    choices = "-" if row["coverage"] is None else f"{row['coverage']:.1%} of {row['tested_choices']}"
+    nats = "-" if row["log_probability"] is None else f"{-row['log_probability']:.2f}"
+    seconds = " | ".join(f"{1000 * row[f'seconds_{size}']:.0f}" for size in BATCHES)
+    return (
+        f"| {row['checkpoint']} | `{row['sampling']}` | {row['calls']:.1f} | {row['most_calls']} | "
+        f"{row['validity']:.1%} | {row['distinct']:.1%} | {choices} | {nats} | {seconds} |"
+    )
+
+
+def table(rows: list[dict]) -> str:
+    head = (
+        "| checkpoint | sampling | calls | most | valid | distinct | choices right | nats of the valid | "
+        + " | ".join(f"ms, batch {size}" for size in BATCHES)
+        + " |\n|"
+        + "---|" * (8 + len(BATCHES))
+    )
+    return "\n".join([head, *map(line, rows)]) + "\n"
+
+
+def plot(rows: list[dict]):
+    from diffusers_text_nfdm.plots.few_calls import plot_few_calls
+
+    return plot_few_calls(rows)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoints", nargs="+", help="folders or repositories of pipelines")
+    parser.add_argument("--samplings", nargs="+", help="instead of those of the checkpoint's kind")
+    parser.add_argument("--num_samples", type=int, default=1000, help="texts of each sampling (default: 1000)")
+    parser.add_argument("--timed_samples", type=int, default=32, help="texts that are timed (default: 32)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--output", type=Path, help="file to write, without its ending: .json, .md and .png")
+    args = parser.parse_args(arguments)
+    if args.output is not None and not args.output.absolute().parent.is_dir():
+        parser.error(f"there is no folder {args.output.parent} to write into")
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    rows = []
+    print(table([]), end="")
+    try:
+        for checkpoint in args.checkpoints:
+            rows += measure(checkpoint, args.samplings, args.num_samples, args.timed_samples, args.seed)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    if args.output is not None:
+        write_file(args.output.with_suffix(".json"), json.dumps(rows, indent=2) + "\n")
+        write_file(args.output.with_suffix(".md"), table(rows))
+        plot(rows).savefig(args.output.with_suffix(".png"), dpi=130)
+
+
+if __name__ == "__main__":
+    main()
