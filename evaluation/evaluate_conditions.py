@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("checkpoint", help="folder or repository of a pipeline")
     parser.add_argument("--num_stories", type=int, default=500, help="stories of each task (default: 500)")
     parser.add_argument("--num_pairs", type=int, default=1000, help="pairs of endings (default: 1000)")
-    parser.add_argument("--steps", type=int, default=64, help="steps of the scheduler (default: 64)")
+    parser.add_argument("--steps", type=int, help="steps of the scheduler (default: the pipeline's)")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="(default: all)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output", type=Path, help="JSON file to write")
@@ -32,11 +32,12 @@ def main(arguments: list[str] | None = None) -> None:
         pipeline = load_pipeline(args.checkpoint, "cpu")
         results = {}
         for task in args.tasks:
-            results[task] = complete_stories(
-                pipeline, task, args.num_stories, args.seed, num_inference_steps=args.steps
-            )
+            options = {} if args.steps is None else {"num_inference_steps": args.steps}
+            results[task] = complete_stories(pipeline, task, args.num_stories, args.seed, **options)
             valid, same, calls = (results[task][name] for name in ("validity", "same", "calls"))
-            print(f"{task:14s} valid {valid:6.1%}  the same {same:6.1%}  calls {calls:.1f}")
+            coverage, tested = (results[task][name] for name in ("coverage", "tested_choices"))
+            choices = "" if coverage is None else f"  choices right {coverage:6.1%} of {tested}"
+            print(f"{task:14s} valid {valid:6.1%}  the same {same:6.1%}  calls {calls:.1f}{choices}")
         results["endings"] = right_endings(pipeline.model, pipeline.tokenizer, args.num_pairs, args.seed)
         print(f"{'endings':14s} right {results['endings']['preferred']:6.1%} of {results['endings']['pairs']} pairs")
     except (ValueError, OSError) as error:

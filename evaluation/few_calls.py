@@ -1,6 +1,6 @@
 """Calls of the network against what stories are worth: validity, variety, exact log-probability, and wall time.
 
-    python evaluation/few_calls.py checkpoints/nfdm-stories-jumps runs/ar/pipeline --num_samples 1000 --output docs/few_calls
+    python evaluation/few_calls.py checkpoints/nfdm-stories-jumps --num_samples 1000 --output docs/few_calls
 
 Every checkpoint is sampled in the ways of its kind (`--samplings` chooses others) and measured with one thread: texts
 in batches of 64 for what they are worth, and a few in batches of 1, 16 and 64 for the time of one. It prints a table

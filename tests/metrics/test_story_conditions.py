@@ -1,6 +1,7 @@
 """Stories of which something is known."""
 
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from diffusers_text_nfdm.metrics.story_conditions import (
     right_endings,
     wrong_ending,
 )
+from diffusers_text_nfdm.metrics.story_language import paired_choice_p_values
 from diffusers_text_nfdm.pipelines import NFDMTextPipelineOutput
 from diffusers_text_nfdm.pipelines.samples import decode_texts
 from diffusers_text_nfdm.stories import StoryGrammar
@@ -47,8 +49,21 @@ class Copying:
 @pytest.mark.parametrize("task", TASKS)
 def test_the_stories_themselves_are_valid_and_other_words_are_not(task, tokenizer):
     right = complete_stories(Copying(tokenizer, False), task, 20)
-    assert right == {"validity": 1.0, "same": 1.0, "calls": 3.0}
+    assert right == {"validity": 1.0, "coverage": None, "tested_choices": 0, "same": 1.0, "calls": 3.0}
     assert complete_stories(Copying(tokenizer, True), task, 20)["validity"] == 0
+
+
+def test_exact_completions_pass_the_test_of_pairs_and_biased_ones_do_not():
+    one, other = ([GRAMMAR.derivation(text) for text in GRAMMAR.sample(400, seed=seed)] for seed in ("a", "b"))
+    p_values = paired_choice_p_values(one, other, GRAMMAR, num_draws=999)
+    assert len(p_values) > 100
+    assert sum(p > 0.01 for p in p_values.values()) / len(p_values) > 0.95
+    assert not paired_choice_p_values(one, one, GRAMMAR)
+    # Texts that shun the option which their stories take most often.
+    taken = Counter((s.choice, s.option) for text in one for s in text if len(GRAMMAR.choices[s.choice]) > 1)
+    choice, option = taken.most_common(1)[0][0]
+    pairs = [(a, b) for a, b in zip(one, other) if not any(s.choice == choice and s.option == option for s in b)]
+    assert paired_choice_p_values(*zip(*pairs), GRAMMAR, num_draws=999)[choice] < 0.01
 
 
 def test_tasks_hide_what_their_names_say(tokenizer):

@@ -247,3 +247,33 @@ def test_speed():
     for story in stories[:2_000]:
         GRAMMAR.log_prob(story)
     assert time.process_time() - start < 4
+
+
+# --- beginnings ---
+
+
+@given(st.sampled_from(POOL), st.integers(0, 80))
+@settings(max_examples=40, deadline=None)
+def test_the_tokens_that_may_follow_a_beginning_share_its_probability(story, number):
+    tokens = tokenize(story)
+    beginning = tokens[: number % len(tokens)]
+    whole = GRAMMAR.prefix_log_prob(join(beginning))
+    following = [GRAMMAR.prefix_log_prob(join([*beginning, token])) for token in GRAMMAR.vocabulary]
+    assert math.fsum(math.exp(log - whole) for log in following) == pytest.approx(1, abs=1e-9)
+
+
+def test_a_whole_story_is_as_probable_as_what_begins_with_it():
+    for story in POOL[:50]:
+        assert GRAMMAR.prefix_log_prob(story) == pytest.approx(GRAMMAR.log_prob(story), abs=1e-9)
+    assert GRAMMAR.prefix_log_prob("") == 0
+    assert GRAMMAR.prefix_log_prob("Leo one windy") == -math.inf
+    with pytest.raises(ValueError, match="text is 3; a string is needed"):
+        GRAMMAR.prefix_log_prob(3)
+
+
+def test_beginnings_are_as_frequent_as_their_probability(stories):
+    for length in (1, 3, 6):
+        counts = Counter(join(tokenize(story)[:length]) for story in stories)
+        for beginning, count in counts.most_common(5):
+            p = math.exp(GRAMMAR.prefix_log_prob(beginning))
+            assert abs(count - len(stories) * p) < 5 * math.sqrt(len(stories) * p)

@@ -4,6 +4,7 @@ preferred.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..likelihood.scoring import score_texts
 from ..stories import StoryGrammar
-from .story_language import story_language
+from .story_language import LEVEL, paired_choice_p_values
 
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def complete_stories(
     """Validity and variety of completions of stories that the model has not seen.
 
     Returns `validity`, the share of completed texts that are stories of the language; `same`, the share that are the
-    story they were taken from; and `calls`, the mean number of predictor calls. `options` go to the pipeline.
+    story they were taken from; `calls`, the mean number of predictor calls; and `coverage`, the share of the
+    `tested_choices` that valid completions make as often as exact draws of the missing part do, by a test at 1%
+    (`paired_choice_p_values`; `None` without such a choice). `options` go to the pipeline.
     """
     if task not in TASKS:
         raise ValueError(f"`task` is {task!r}; it must be one of {', '.join(map(repr, TASKS))}.")
@@ -73,9 +76,13 @@ def complete_stories(
     known = torch.tensor([known_tokens(task, row, draw) for row in words])
     generator = torch.Generator().manual_seed(seed)
     output = pipeline(input_ids=ids, known=known, batch_size=batch_size, generator=generator, **options)
-    scores = story_language(output.texts, grammar)
+    valid = [(text, story) for text, story in zip(output.texts, stories) if grammar.log_prob(text) > -math.inf]
+    sides = [[grammar.derivation(text) for text in side] for side in zip(*valid)] if valid else ([], [])
+    p_values = paired_choice_p_values(*sides, grammar, seed=seed)
     return {
-        "validity": scores["validity"],
+        "validity": len(valid) / num_stories,
+        "coverage": sum(p > LEVEL for p in p_values.values()) / len(p_values) if p_values else None,
+        "tested_choices": len(p_values),
         "same": sum(a == b for a, b in zip(output.texts, stories)) / num_stories,
         "calls": output.calls.double().mean().item(),
     }

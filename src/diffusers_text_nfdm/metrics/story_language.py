@@ -69,10 +69,7 @@ def choice_p_values(
     """
     counts: dict[str, Counter] = {name: Counter() for name, options in grammar.choices.items() if len(options) > 1}
     for derivation in derivations:
-        first = {}
-        for step in derivation:
-            first.setdefault(step.choice, step.option)
-        for choice, option in first.items():
+        for choice, option in _first_options(derivation).items():
             if choice in counts:
                 counts[choice][option] += 1
     p_values, untested = {}, []
@@ -89,6 +86,53 @@ def choice_p_values(
         extreme = (drawn >= observed * (1 - 1e-9) - 1e-9).sum()
         p_values[choice] = float((1 + extreme) / (1 + num_draws))
     return p_values, untested
+
+
+def paired_choice_p_values(
+    derivations: Sequence[Sequence[Step]],
+    others: Sequence[Sequence[Step]],
+    grammar: MemoryGrammar,
+    *,
+    num_draws: int = 9999,
+    seed: int = 0,
+) -> dict[str, float]:
+    """For each choice a test that two derivations of every pair are exchangeable: a story, and another text that was
+    completed from a part of it.
+
+    A story of the grammar is itself an exact draw of its missing part given the rest. So if completions are, too, it
+    does not matter which of the two is which, and swapping them at random in every pair gives the exact distribution
+    of `Σ_options (n - n')² / (n + n')`, the numbers of pairs in which the option was the first taken of its choice.
+    Choices that are the same in all pairs (of what is known) are left out, and those in which no outcome could be
+    rejected at 1%.
+    """
+    taken = [[_first_options(derivation) for derivation in side] for side in (derivations, others)]
+    p_values, generator = {}, np.random.default_rng(seed)
+    for choice, options in grammar.choices.items():
+        names = [None, *options]
+        pairs = [(names.index(a.get(choice)), names.index(b.get(choice))) for a, b in zip(*taken)]
+        pairs = np.array([pair for pair in pairs if pair[0] != pair[1]])
+        # Of n pairs that differ the most extreme outcome has probability 2^(1-n).
+        if len(pairs) == 0 or 2.0 ** (1 - len(pairs)) > LEVEL:
+            continue
+        difference = np.zeros((len(pairs), len(names)))
+        rows = np.arange(len(pairs))
+        difference[rows, pairs[:, 0]] += 1
+        difference[rows, pairs[:, 1]] -= 1
+        total = np.abs(difference).sum(0)
+        swaps = 1.0 - 2.0 * generator.integers(0, 2, size=(num_draws, len(pairs)))
+        weights = 1 / np.where(total > 0, total, 1)
+        observed, drawn = difference.sum(0) ** 2 @ weights, (swaps @ difference) ** 2 @ weights
+        extreme = (drawn >= observed * (1 - 1e-9) - 1e-9).sum()
+        p_values[choice] = float((1 + extreme) / (1 + num_draws))
+    return p_values
+
+
+def _first_options(derivation: Sequence[Step]) -> dict[str, str]:
+    """The option of the first visit of each choice."""
+    first: dict[str, str] = {}
+    for step in derivation:
+        first.setdefault(step.choice, step.option)
+    return first
 
 
 def _pearson(counts: np.ndarray, probabilities: np.ndarray) -> np.ndarray:

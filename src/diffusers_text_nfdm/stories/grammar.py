@@ -115,6 +115,18 @@ class MemoryGrammar:
         derivations = self._reader.derivations(_checked_text(text))
         return math.fsum(branch.log_probability for branch in derivations[0]) if derivations else -math.inf
 
+    def prefix_log_prob(self, text: str) -> float:
+        """Natural logarithm of the probability that a text begins with the tokens of ``text``; ``-inf`` if none does.
+
+        So ``exp(prefix_log_prob(a + b) - prefix_log_prob(a))`` is the exact probability that b follows a.
+        """
+        beginnings = self._reader.beginnings(_checked_text(text))
+        if not beginnings:
+            return -math.inf
+        logs = [math.fsum(branch.log_probability for branch in branches) for branches in beginnings]
+        largest = max(logs)
+        return largest + math.log(math.fsum(math.exp(log - largest) for log in logs))
+
     def derivation(self, text: str) -> list[Step]:
         """The choices which make ``text``; ValueError, with :meth:`explain`'s words, if it is not of the language."""
         derivations = self._reader.derivations(_checked_text(text))

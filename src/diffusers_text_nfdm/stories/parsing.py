@@ -50,13 +50,22 @@ class Reader:
 
     def derivations(self, text: str) -> list[list[Branch]]:
         """The options chosen, in order, in every derivation of ``text``."""
+        return [_unwind(trace) for stack, _, trace in self._read(text) if stack is None]
+
+    def beginnings(self, text: str) -> list[list[Branch]]:
+        """The options chosen so far in every derivation that begins with the tokens of ``text``: each stands for all
+        its continuations, and none is in two of them.
+        """
+        return [_unwind(trace) for _, _, trace in self._read(text)]
+
+    def _read(self, text: str) -> list[Thread]:
         tokens = tokenize(text)
         threads = [self._begin()] if join(tokens) == text else []
         for token in tokens:
             if not threads:
                 return []
             threads = self._advance(threads, token)
-        return [_unwind(trace) for stack, _, trace in threads if stack is None]
+        return threads
 
     def departure(self, text: str) -> Departure | None:
         """The first place where ``text`` leaves the language, None if it does not."""

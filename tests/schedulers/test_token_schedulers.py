@@ -1,0 +1,65 @@
+"""What schedulers that write tokens share: saving, loading, exchanging, prompts."""
+
+import itertools
+
+import pytest
+import torch
+from tiny import logged_warnings, make_pipeline, seeded
+
+from diffusers_text_nfdm import DraftVerifyScheduler, JumpScheduler, NFDMTextPipeline, RefinementScheduler
+from diffusers_text_nfdm.schedulers import SCHEDULERS
+
+
+LENGTH = 9
+OPTIONS = {
+    "prediction_type": "categorical", "predictor": "two_stream", "jumps": True, "max_length": LENGTH,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3,
+}  # fmt: skip
+TOKEN_SCHEDULERS = {
+    "jump": JumpScheduler(jump_length=3, calls_per_jump=2, min_p=0.1),
+    "refinement": RefinementScheduler(block_length=3, entropy_budget=0.5, temperature=0.8),
+    "draft": DraftVerifyScheduler(3, min_p=0.1),
+    "verified jumps": DraftVerifyScheduler(3, drafts="jumps"),
+}
+
+
+def pipeline(scheduler):
+    return make_pipeline("nfdm", scheduler, torch.float32, **OPTIONS)
+
+
+@pytest.mark.parametrize("scheduler", TOKEN_SCHEDULERS.values(), ids=TOKEN_SCHEDULERS)
+def test_a_saved_pipeline_writes_the_same_texts(scheduler, tmp_path):
+    pipe = pipeline(scheduler)
+    pipe.save_pretrained(tmp_path)
+    with logged_warnings() as messages:
+        loaded = NFDMTextPipeline.from_pretrained(tmp_path)
+    assert type(loaded.scheduler) is type(scheduler) and not messages
+    expected = pipe(num_samples=5, generator=seeded(0)).sequences
+    assert torch.equal(loaded(num_samples=5, generator=seeded(0)).sequences, expected)
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(SCHEDULERS, SCHEDULERS)))
+def test_all_schedulers_are_exchanged_by_their_configs_without_a_warning(old, new):
+    with logged_warnings() as messages:
+        exchanged = new.from_config(old().config)
+    assert isinstance(exchanged, new) and not messages
+
+
+@pytest.mark.parametrize("scheduler", TOKEN_SCHEDULERS.values(), ids=TOKEN_SCHEDULERS)
+def test_beginnings_are_continued_and_gaps_filled(scheduler):
+    pipe = pipeline(scheduler)
+    texts = pipe(prompt=["Tom saw", "Tom ran [MASK] fox"], generator=seeded(0)).sequences
+    ids = pipe.tokenizer("Tom saw", add_special_tokens=False)["input_ids"]
+    assert texts[0, 1:3].tolist() == ids
+    assert [texts[1, i].item() for i in (1, 2, 4)] == [
+        pipe.tokenizer.convert_tokens_to_ids(word) for word in ("Tom", "ran", "fox")
+    ]
+    assert type(pipe.scheduler) is type(scheduler)
+
+
+@pytest.mark.parametrize("scheduler", TOKEN_SCHEDULERS.values(), ids=TOKEN_SCHEDULERS)
+def test_what_has_no_meaning_is_refused_by_name(scheduler):
+    pipe, name = pipeline(scheduler), type(scheduler).__name__
+    for options in ({"clock": "ramp:2"}, {"timesteps": [1.0, 0.5]}, {"output_type": "latent"}):
+        with pytest.raises(ValueError, match=f"`{next(iter(options))}` has no meaning for {name}"):
+            pipe(**options)
