@@ -48,16 +48,22 @@ def write_verified(
     if noise is not None:
         noise = torch.nn.functional.pad(noise, (0, 2 * size))
     calls = torch.zeros(n, dtype=torch.long, device=device)
-    q, finished = None, written >= length
+    q, finished, kept, kept_tokens = None, written >= length, None, 0
     while not finished.all() and (max_calls is None or int(calls.max()) < max_calls):
         uniforms = torch.stack(
             [torch.rand(2 * size, generator=g, device=g.device, dtype=torch.float64) for g in generators]
         )
         uniforms = uniforms.to(device)
         calls = calls + ~finished
-        # The clean stream reads texts and drafts; the noisy one has a block for every place where a draft may end.
-        states, clean = model.read_clean(text[:, :length])
-        after = (written[:, None] - 1 + offsets).clamp_max(length - 1)
+        # The clean stream reads the drafts, and keeps what is written in all texts; the noisy one has a block for
+        # every place where a draft may end.
+        going = written[~finished]
+        lowest, highest = int(going.min()) - 1, min(length, int(going.max()) + drafted)
+        if lowest > kept_tokens:
+            _, kept = model.read_clean(text[:, kept_tokens:lowest], kept)
+            kept_tokens = lowest
+        states, clean = model.read_clean(text[:, lowest:highest], kept)
+        after = (written[:, None] - 1 + offsets).clamp(lowest, highest - 1) - lowest
         starts = (written[:, None] + offsets)[..., None].expand(-1, -1, size)
         places = Places((starts + offsets).flatten(1).clamp_max(length), starts.flatten(1))
         p = scheduler.probabilities(Prediction(factors=model.next_token_factors(states[rows[:, None], after])).logits)
@@ -82,9 +88,8 @@ def write_verified(
         draft = draw_from(q, numbers, token_order)
         text[rows, written + accepted] = torch.where(finished, text[rows, written + accepted], token)
         written = torch.where(finished, written, written + accepted + 1)
-        places_of_draft = written[:, None] + offsets[:-1]
-        kept = text[rows[:, None], places_of_draft]
-        text[rows[:, None], places_of_draft] = torch.where(finished[:, None], kept, draft)
+        draft_at = rows[:, None], written[:, None] + offsets[:-1]
+        text[draft_at] = torch.where(finished[:, None], text[draft_at], draft)
         beyond = torch.arange(text.shape[1], device=device) >= written[:, None]
         ended = (text == config.eos_token_id) & ~beyond
         finished = finished | ended.any(1) | (written >= length)
