@@ -298,10 +298,6 @@ BAD_INPUTS = {
         lambda: {"input_ids": make_ids(2), "clock": "blocks:1"},
         ["'blocks:1'", "'bert'", "'two_stream'"],
     ),
-    "masked tokens of the bound": (
-        lambda: {"input_ids": make_ids(2), "masked": torch.zeros(2, LENGTH, dtype=torch.bool)},
-        ["`masked`", "`cross_entropy`"],
-    ),
     "a next token from BERT": (
         lambda: {"input_ids": make_ids(2), "next_token_weight": 0.5},
         ["`next_token_weight` is 0.5", "'two_stream'", "'categorical'"],
