@@ -18,3 +18,6 @@ hypothesis.settings.load_profile("tests")
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+    yield
+    # Scripts change this for their process.
+    torch.set_flush_denormal(False)

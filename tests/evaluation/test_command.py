@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from judges import save_judge
 from tiny import make_pipeline
 
@@ -28,13 +27,6 @@ def load_script():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(autouse=True)
-def _denormal_numbers():
-    """The command changes this for its process."""
-    yield
-    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="module")

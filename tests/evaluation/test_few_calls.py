@@ -28,7 +28,6 @@ def script(monkeypatch):
     threads = torch.get_num_threads()
     yield module
     torch.set_num_threads(threads)
-    torch.set_flush_denormal(False)
 
 
 @pytest.fixture

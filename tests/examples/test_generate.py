@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from tiny import make_pipeline, make_tokenizer, seeded
 
 from diffusers_text_nfdm import (
@@ -38,8 +37,7 @@ def script():
     specification = importlib.util.spec_from_file_location("generate", SCRIPT)
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    yield module
-    torch.set_flush_denormal(False)
+    return module
 
 
 def test_launched_it_prints_and_writes_the_texts_and_the_picture(checkpoint, tmp_path):

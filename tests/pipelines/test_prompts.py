@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import make_pipeline, make_tokenizer, seeded
 
-from diffusers_text_nfdm import DraftVerifyScheduler, MarkovChainScheduler, score_texts
+from diffusers_text_nfdm import DraftVerifyScheduler, MarkovChainScheduler, RefinementScheduler, score_texts
 from diffusers_text_nfdm.pipelines.prompts import GAP, MASK, read_prompts
 
 
@@ -130,12 +130,12 @@ def test_drafts_continue_beginnings_of_different_lengths():
         assert pipe(prompt=prompt, generator=[seeded(i)]).texts == [together.texts[i]]
 
 
-def test_drafts_fill_gaps_by_the_chain_and_keep_their_scheduler():
+def test_drafts_fill_gaps_by_refinement_and_keep_their_scheduler():
     pipe = pipeline(DraftVerifyScheduler(3, temperature=0.7, min_p=0.1))
     options = {"prompt": f"Tom {MASK} a fox .", "num_inference_steps": 5}
     filled = pipe(generator=seeded(0), **options)
     assert isinstance(pipe.scheduler, DraftVerifyScheduler)
-    pipe.scheduler = MarkovChainScheduler(prediction="tokens", temperature=0.7, min_p=0.1)
+    pipe.scheduler = RefinementScheduler(temperature=0.7, min_p=0.1)
     assert pipe(generator=seeded(0), **options).texts == filled.texts
 
 

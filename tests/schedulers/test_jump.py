@@ -7,7 +7,7 @@ from tiny import make_pipeline, seeded
 
 from diffusers_text_nfdm import DraftVerifyScheduler, JumpScheduler, jump_likelihood
 from diffusers_text_nfdm.likelihood.jumps import jump_nats
-from diffusers_text_nfdm.models.token_choice import draw_from
+from diffusers_text_nfdm.models.token_choice import draw_from, token_probabilities
 from diffusers_text_nfdm.pipelines.jumps import token_noise
 
 
@@ -36,9 +36,23 @@ def token_by_token(pipe, noise, min_p=0.0):
     text[:, 0] = 0
     for i in range(1, LENGTH):
         states, weight, bias = model.next_token_factors(model.read_clean(text[:, :i])[0][:, -1])
-        text[:, i] = draw_from(scheduler.probabilities(states @ weight.T + bias), noise[:, i], model.token_order)
+        text[:, i] = scheduler.draw_by_noise(states @ weight.T + bias, noise[:, i], model.token_order)
     ended = (text == 1).cumsum(1) - (text == 1).long() > 0
     return text.masked_fill(ended, 3)
+
+
+def test_what_is_cut_off_is_drawn_anew_and_the_rest_stays_what_its_noise_decides():
+    scheduler, order = JumpScheduler(min_p=0.2), torch.randperm(12, generator=seeded(1))
+    logits = 1.5 * torch.randn(12, generator=seeded(0), dtype=torch.float64).expand(40_000, -1)
+    noise = torch.rand(40_000, generator=seeded(2), dtype=torch.float64)
+    tokens = scheduler.draw_by_noise(logits, noise, order)
+    kept = scheduler.probabilities(logits[0])
+    whole = draw_from(token_probabilities(logits), noise, order)
+    assert 2 < (kept > 0).sum() < 10 and (kept[tokens] > 0).all()
+    stays = kept[whole] > 0
+    assert torch.equal(tokens[stays], whole[stays]) and not stays.all()
+    counts = torch.bincount(tokens, minlength=12).double()[kept > 0]
+    assert chisquare(counts, kept[kept > 0] * 40_000).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("block_size", [2, 3, 5])
@@ -111,6 +125,11 @@ def test_calls_are_what_was_asked_for():
     assert output.num_function_evaluations == 4 and output.trajectory.shape == (4, 8, LENGTH)
     with pytest.raises(ValueError, match="`num_inference_steps` is 1; with `calls_per_jump` 2"):
         pipe(num_inference_steps=1)
+    with pytest.raises(ValueError, match="`num_inference_steps` is 0; it must be an integer above 0"):
+        pipe(num_inference_steps=0)
+    pipe.scheduler = JumpScheduler(jump_length=4)
+    assert pipe(num_samples=8, generator=seeded(0)).num_function_evaluations == 2
+    assert pipe(num_samples=8, num_inference_steps=4, generator=seeded(0)).num_function_evaluations == 4
 
 
 @pytest.mark.parametrize(
@@ -129,7 +148,7 @@ def test_bad_settings_are_refused(options, message):
 
 def test_a_model_without_jumps_is_refused():
     for scheduler in (JumpScheduler(), DraftVerifyScheduler(drafts="jumps")):
-        with pytest.raises(ValueError, match="needs a model that was trained for jumps"):
+        with pytest.raises(ValueError, match="needs a model that can jump"):
             pipeline_without = make_pipeline("nfdm", scheduler, torch.float64, **{**OPTIONS, "jumps": False})
             pipeline_without()
     with pytest.raises(ValueError, match="`drafts` is 'none'"):

@@ -49,14 +49,16 @@ def test_resumed_equals_uninterrupted(data, teacher, tmp_path):
 
 def test_a_checkpoint_of_another_shape_is_refused(data, teacher, tmp_path):
     options = {"model_config": {**TWO_STREAM, "intermediate_size": 32}, "model_name_or_path": str(teacher)}
-    with pytest.raises(ValueError, match="`model_name_or_path` has 'predictor.layers.0.mlp_input.weight' of shape"):
+    with pytest.raises(ValueError, match="`model_name_or_path` has intermediate_size 24 where these settings have 32"):
         Trainer(arguments(data, tmp_path / "run", **options))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"jump_clocks": {"ramp:8": 1.0}}, "the `model_config` needs `jumps: true`"),
+        ({"jump_clocks": {"ramp:8": 1.0}}, "`jump_clocks` is .* the `model_config` needs `jumps: true`"),
+        ({"scheduler": "JumpScheduler"}, "`scheduler` is 'JumpScheduler'; the `model_config` needs"),
+        ({"frontier": {"few": "jump:8"}}, "`frontier` is .* the `model_config` needs"),
         ({**JUMPS, "jump_clocks": {"ramp:8": 0.5}}, "`jump_clocks` is .* must add up to 1, not 0.5"),
         ({**JUMPS, "jump_share": 0}, "`jump_share` is 0.0; it must be in"),
         ({"model_name_or_path": "x", "cooccurrence_embeddings": True}, "has those of the checkpoint; leave it out"),

@@ -174,7 +174,7 @@ def test_steps_on_the_bound_follow_the_models_own_clock_and_give_no_tokens(data,
     on_bound = [step for step in steps if "cross_entropy" not in step[0]]
     others = [step for step in steps if "cross_entropy" in step[0]]
     assert len(on_bound) == 5 and len(others) == 15
-    assert all(str(options["clock"]) == clock and "known" not in options for step in on_bound for options in step)
+    assert all(str(o["clock"]) == clock and o["known"] is None for step in on_bound for o in step)
     assert {str(options["clock"]) for step in others for options in step} == {"random:2", "ramp:2"}
     for options in (options for step in others for options in step):
         assert options["next_token_weight"] == 0.5 * (str(options["clock"]) == "ramp:2")

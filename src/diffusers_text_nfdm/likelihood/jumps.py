@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ..checks import check_positive
 from ..models import TextDiffusionModel, evaluation_mode
 from ..models.token_choice import draw_from, noise_of
 from ..networks.two_stream_predictor import Places
@@ -46,7 +47,8 @@ def jump_likelihood(
     """
     input_ids, tokens, chars = prepared_texts(model, input_ids, num_tokens, num_chars, batch_size)
     if not model.config.jumps:
-        raise ValueError("The model was not trained for jumps: its config has `jumps` False.")
+        raise ValueError("The model cannot jump: its config has `jumps` False.")
+    check_positive(jump_length=jump_length, calls_per_jump=calls_per_jump)
     if num_draws < 2 or num_draws % 2:
         raise ValueError(f"`num_draws` is {num_draws}; it must be an even number of at least 2.")
     generator = torch.Generator(model.device).manual_seed(seed)
@@ -72,7 +74,8 @@ def jump_likelihood(
         "version": __version__,
     }
     positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
-    return in_units({"jumps": halves}, positions, tokens, chars, total, protocol)
+    calls = total * min(jump_length, input_ids.shape[1] - 1) * calls_per_jump
+    return in_units({"jumps": halves}, positions, tokens, chars, calls, protocol)
 
 
 def jump_nats(

@@ -101,7 +101,8 @@ def paired_choice_p_values(
 
     A story of the grammar is itself an exact draw of its missing part given the rest. So if completions are, too, it
     does not matter which of the two is which, and swapping them at random in every pair gives the exact distribution
-    of `Σ_options (n - n')² / (n + n')`, the numbers of pairs in which the option was the first taken of its choice.
+    of `Σ_options (n - n')² / (n + n')`, the numbers of pairs that differ in which the option was the first taken of
+    its choice.
     Choices that are the same in all pairs (of what is known) are left out, and those in which no outcome could be
     rejected at 1%.
     """
@@ -111,8 +112,7 @@ def paired_choice_p_values(
         names = [None, *options]
         pairs = [(names.index(a.get(choice)), names.index(b.get(choice))) for a, b in zip(*taken)]
         pairs = np.array([pair for pair in pairs if pair[0] != pair[1]])
-        # Of n pairs that differ the most extreme outcome has probability 2^(1-n).
-        if len(pairs) == 0 or 2.0 ** (1 - len(pairs)) > LEVEL:
+        if len(pairs) == 0:
             continue
         difference = np.zeros((len(pairs), len(names)))
         rows = np.arange(len(pairs))
@@ -122,6 +122,8 @@ def paired_choice_p_values(
         swaps = 1.0 - 2.0 * generator.integers(0, 2, size=(num_draws, len(pairs)))
         weights = 1 / np.where(total > 0, total, 1)
         observed, drawn = difference.sum(0) ** 2 @ weights, (swaps @ difference) ** 2 @ weights
+        if (drawn >= drawn.max() * (1 - 1e-9)).mean() > LEVEL:
+            continue
         extreme = (drawn >= observed * (1 - 1e-9) - 1e-9).sum()
         p_values[choice] = float((1 + extreme) / (1 + num_draws))
     return p_values

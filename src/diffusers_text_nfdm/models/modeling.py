@@ -335,6 +335,8 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         known: Tensor | None,
     ) -> None:
         config = self.config
+        if jump_calls < 0:
+            raise ValueError(f"`jump_calls` is {jump_calls}; it must be at least 0.")
         if jump_calls and not config.jumps:
             raise ValueError(f"`jump_calls` is {jump_calls}, but this model has no `jumps` in its config.")
         if jump_calls and known is not None:

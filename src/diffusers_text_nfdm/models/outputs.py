@@ -22,7 +22,8 @@ class Draws:
         noise: `(batch, seq, dim)`, ε of `z_t`.
         initial_noise: `(batch, seq, dim)`, ε of `z_0`.
         context_noise: `(batch, context_dim)`, ε of MuLAN's context, else `None`.
-        order: `(batch, seq)` in [0, 1), from which a clock in random order takes its order.
+        order: `(batch, seq)` in [0, 1), from which a clock in random order takes its order, and jumps where in its
+            share of the noise a token's lies.
         self_conditioned: `(batch,)` in [0, 1); training shows an Ê to a share of the texts, with self-conditioning.
     """
 
@@ -55,7 +56,8 @@ class TextDiffusionOutput(ModelOutput):
         reconstruction, prior, context: the other terms (`context` is zero without one).
         rescaled_diffusion: `||E - Ê||²`.
         cross_entropy: of the predicted tokens at `t`, when `forward` was asked for it instead of the bound.
-        jump: `-log p(x)` of jumps whose noise leads to the text, when `forward` was asked for it instead of the bound.
+        jump: cross-entropy of jumps, given the noise by which the clean stream draws the text, when `forward` was
+            asked for it instead of the bound. No likelihood.
         next_token: `-log p(x)` of the clean stream, exact, where `forward` was asked for it.
         t: the times, `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same.
         reconstruction_accuracy: share of tokens that `z_0` decodes to.

@@ -22,8 +22,8 @@ class NFDMTextPipelineOutput(BaseOutput):
         sequences: token ids `(num_samples, max_length)` (`"text"` and `"seq"`).
         latents: z_0 `(num_samples, max_length, dim)` (`"latent"`).
         trajectory: best tokens of every Ê, `(predictions, num_samples, max_length)`, when asked for.
-        trajectory_times: their global times u, `(predictions, num_samples)`; of draft and verify, the share of the
-            text that is to be written.
+        trajectory_times: their global times u, `(predictions, num_samples)`; of schedulers that write tokens, the
+            share of the text that is to be written.
         num_function_evaluations: the most predictor calls that a sample took.
         calls: predictor calls that each sample took, `(num_samples,)`: two for each time with self-conditioning.
     """

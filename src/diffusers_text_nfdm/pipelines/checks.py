@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..checks import check_one_of, is_number
 from ..clocks import Clock, check_known
-from ..schedulers import JumpScheduler, TokenScheduler
+from ..schedulers import DraftVerifyScheduler, JumpScheduler, TokenScheduler
 from ..tokenization import special_ids
 from .samples import check_samples, check_temperature
 
@@ -35,7 +35,7 @@ def warn_of_untrained(config: TextDiffusionConfig, clock: Clock) -> None:
         )
 
 
-def check_token_scheduler(pipeline: NFDMTextPipeline, **given: Any) -> None:
+def check_token_scheduler(pipeline: NFDMTextPipeline, num_calls: int | None, **given: Any) -> None:
     """Raise a ValueError for what a scheduler that writes tokens has no use for, and for a model that it cannot be
     used with.
     """
@@ -48,9 +48,12 @@ def check_token_scheduler(pipeline: NFDMTextPipeline, **given: Any) -> None:
             f"{name} needs a clean stream: a model with `predictor` 'two_stream' and `prediction_type` 'categorical'; "
             f"this one has {config.predictor!r} and {config.prediction_type!r}."
         )
-    jumps = isinstance(scheduler, JumpScheduler) or scheduler.config.get("drafts") == "jumps"
+    jumps = isinstance(scheduler, JumpScheduler)
+    jumps |= isinstance(scheduler, DraftVerifyScheduler) and scheduler.config.drafts == "jumps"
     if jumps and not config.jumps:
-        raise ValueError(f"{name} needs a model that was trained for jumps; this one has `jumps` False.")
+        raise ValueError(f"{name} needs a model that can jump; this one has `jumps` False in its config.")
+    if num_calls is not None and (not is_number(num_calls) or not isinstance(num_calls, int) or num_calls < 1):
+        raise ValueError(f"`num_inference_steps` is {num_calls!r}; it must be an integer above 0.")
     if jumps:
         # Their noise is that of the latents.
         del given["latents"]

@@ -36,7 +36,6 @@ def write_verified(
     """
     config, n, device = model.config, len(generators), model.device
     length, size = config.max_length, scheduler.config.block_size
-    drafted, token_order = size - 1, None if noise is None else model.token_order
     rows, offsets = torch.arange(n, device=device), torch.arange(size, device=device)
     # Room for drafts that reach beyond the end.
     text = torch.full((n, length + 2 * size), config.pad_token_id, device=device)
@@ -50,15 +49,11 @@ def write_verified(
     calls = torch.zeros(n, dtype=torch.long, device=device)
     q, finished, kept, kept_tokens = None, written >= length, None, 0
     while not finished.all() and (max_calls is None or int(calls.max()) < max_calls):
-        uniforms = torch.stack(
-            [torch.rand(2 * size, generator=g, device=g.device, dtype=torch.float64) for g in generators]
-        )
-        uniforms = uniforms.to(device)
         calls = calls + ~finished
         # The clean stream reads the drafts, and keeps what is written in all texts; the noisy one has a block for
         # every place where a draft may end.
         going = written[~finished]
-        lowest, highest = int(going.min()) - 1, min(length, int(going.max()) + drafted)
+        lowest, highest = int(going.min()) - 1, min(length, int(going.max()) + size - 1)
         if lowest > kept_tokens:
             _, kept = model.read_clean(text[:, kept_tokens:lowest], kept)
             kept_tokens = lowest
@@ -66,26 +61,28 @@ def write_verified(
         after = (written[:, None] - 1 + offsets).clamp(lowest, highest - 1) - lowest
         starts = (written[:, None] + offsets)[..., None].expand(-1, -1, size)
         places = Places((starts + offsets).flatten(1).clamp_max(length), starts.flatten(1))
-        p = scheduler.probabilities(Prediction(factors=model.next_token_factors(states[rows[:, None], after])).logits)
-        if q is None:
-            number = uniforms[:, 0] if noise is None else noise[rows, written]
-            accepted, token = torch.zeros_like(written), draw_from(p[:, 0], number, token_order)
-        elif noise is None:
-            draft = text[rows[:, None], written[:, None] + offsets[:-1]]
-            accepted, token = scheduler.step(draft, q, p, uniforms[:, :size])
-        else:
-            draft = text[rows[:, None], written[:, None] + offsets[:-1]]
-            own_noise = noise[rows[:, None], written[:, None] + offsets]
-            accepted, token = scheduler.step_by_noise(draft, p, own_noise, token_order)
-        # The first token of the block is the one just drawn.
+        logits = Prediction(factors=model.next_token_factors(states[rows[:, None], after])).logits
+        draft = text[rows[:, None], written[:, None] + offsets[:-1]]
+        # The first token of the next block is the one just drawn.
         if noise is None:
-            logits = model.predict_unseen(clean, places, context).logits
-            numbers = uniforms[:, size : size + drafted]
+            uniforms = [torch.rand(2 * size, generator=g, device=g.device, dtype=torch.float64) for g in generators]
+            verified_by, drafted_by = torch.stack(uniforms).to(device).split([size, size], dim=1)
+            p = scheduler.probabilities(logits)
+            if q is None:
+                accepted, token = torch.zeros_like(written), draw_from(p[:, 0], verified_by[:, 0])
+            else:
+                accepted, token = scheduler.step(draft, q, p, verified_by)
+            logits = model.predict_unseen(clean, places, context).logits.unflatten(1, (size, size))
+            q = scheduler.probabilities(logits[rows, accepted, 1:])
+            draft = draw_from(q, drafted_by[:, :-1])
         else:
+            own_noise = noise[rows[:, None], written[:, None] + offsets]
+            # Before the first call there is no draft that could be accepted but by chance, which does no harm.
+            accepted, token = scheduler.step_by_noise(draft, logits, own_noise, model.token_order)
             logits = model.jump(noise[rows[:, None], (starts + offsets).flatten(1)], clean, places).logits
-            numbers = noise[rows[:, None], (written + accepted)[:, None] + offsets[1:]]
-        q = scheduler.probabilities(logits.unflatten(1, (size, size))[rows, accepted, 1:])
-        draft = draw_from(q, numbers, token_order)
+            logits = logits.unflatten(1, (size, size))[rows, accepted, 1:]
+            own_noise = noise[rows[:, None], (written + accepted)[:, None] + offsets[1:]]
+            draft = scheduler.draw_by_noise(logits, own_noise, model.token_order)
         text[rows, written + accepted] = torch.where(finished, text[rows, written + accepted], token)
         written = torch.where(finished, written, written + accepted + 1)
         draft_at = rows[:, None], written[:, None] + offsets[:-1]

@@ -58,16 +58,17 @@ def write_jumps(
         window = begun[:, None] + torch.arange(length, device=device)
         places = Places(window.clamp_max(end), begun[:, None].expand(window.shape))
         own_noise = noise[rows[:, None], window.clamp_max(end - 1)]
-        guess = None
-        for _ in range(scheduler.config.calls_per_jump):
+        guess, last = None, scheduler.config.calls_per_jump - 1
+        for call in range(last + 1):
             logits = model.jump(own_noise, seen, places, guess).logits
             guess = scheduler.step(logits, own_noise, model.token_order)
             calls[rows] += 1
             inside = window < end
             at = rows[:, None].expand(window.shape)[inside], window[inside]
             text[at] = guess[inside]
+            if call == last:
+                written[rows] = (begun + length).clamp_max(end)
             on_call(text, written)
-        written[rows] = (begun + length).clamp_max(end)
         ended = ((text[rows] == config.eos_token_id) & (positions < written[rows, None])).any(-1)
         going = ~ended & (written[rows] < end)
         rows, clean = rows[going], clean.rows(going)

@@ -81,7 +81,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 to fill in, `[MASK]` for each, or one `[GAP]` of unknown length (`prompts.py`).
             num_samples: number of texts, 1 unless prompts, `latents` or `input_ids` say how many.
             num_inference_steps: sampling steps, by default 64, or one per block where there are more of them. The
-                paper uses 2000, and 64 and 32 in an ablation.
+                paper uses 2000, and 64 and 32 in an ablation. Of a `JumpScheduler` the calls of a text, by default 16
+                jumps; of other schedulers that write tokens the most calls, by default as many as it takes.
             clock: which tokens are written when, instead of the model's own: see `clocks`.
             gen_length: tokens that continue a beginning; END follows them. By default END is left to the model.
             max_gap_length: a gap is filled with every number of tokens up to this, and of these texts the most
@@ -91,7 +92,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             batch_size: texts made at a time. A sample does not depend on it.
             timesteps: the global times themselves, decreasing, in (0, 1], instead of a number of steps.
             generator: one generator, from which one per sample is derived, or a list with one per sample.
-            latents: z at the first time, `(num_samples, max_length, dim)`, instead of noise.
+            latents: z at the first time, `(num_samples, max_length, dim)`, instead of noise. Jumps read the first
+                coordinate: it decides the text.
             temperature, top_k, top_p: sample the tokens from the decoder's logits instead of taking the most probable
                 ones.
             clamp_predictions: move each Ê to its nearest embedding before the step (the clamping trick of
@@ -126,6 +128,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             num_samples = 1 if given is None else len(given)
         check_token_scheduler(
             self,
+            num_inference_steps,
             clock=clock,
             timesteps=timesteps,
             latents=latents,
@@ -216,6 +219,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     ) -> NFDMTextPipelineOutput:
         """Texts with gaps, for a scheduler that writes from left to right and would not see what follows."""
         own, self.scheduler = self.scheduler, filling_scheduler(self.scheduler)
+        # A number of calls was meant for what it writes itself.
+        options = {**options, "num_inference_steps": None}
         try:
             return self(input_ids=input_ids, known=known, generator=generator, **options)
         finally:

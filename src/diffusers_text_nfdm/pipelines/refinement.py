@@ -27,7 +27,7 @@ def write_refined(
 
     Args:
         generators: one per text; a text does not depend on the others.
-        max_calls: a text that is not finished by then is cut off.
+        max_calls: a text that is not finished by then keeps padding where nothing is written.
         given, known: token ids `(batch, max_length)`, and which of them are known.
         on_call: gets the texts and the number of tokens that are committed, after every call.
     """
@@ -58,7 +58,8 @@ def write_refined(
             window=step.tokens,
             second_call=False,
         )
-        numbers = [torch.rand(length, generator=generators[row], dtype=torch.float64) for row in rows.tolist()]
+        own_generators = [generators[row] for row in rows.tolist()]
+        numbers = [torch.rand(length, generator=g, device=g.device, dtype=torch.float64) for g in own_generators]
         uniforms = torch.stack(numbers).to(device)
         in_window = ~done & (positions <= last)
         tokens, committed = scheduler.step(prediction.logits, in_window[:, step.tokens], uniforms[:, step.tokens])

@@ -23,9 +23,6 @@ from .refinement import write_refined
 if TYPE_CHECKING:
     from .batches import TextBatch
 
-# Calls of a text by jumps, where no other number is asked for.
-JUMP_CALLS = 16
-
 
 def needs_filling(scheduler: TextDiffusionScheduler | TokenScheduler, known: Tensor | None) -> bool:
     """Whether a scheduler that writes from left to right is asked for texts of which more is known than their
@@ -57,7 +54,7 @@ def write_tokens(
         )
     num_given = None if batch.known is None else batch.known.sum(-1)
     if isinstance(scheduler, JumpScheduler):
-        length = scheduler.window_length(num_calls or JUMP_CALLS, model.config.max_length)
+        length = scheduler.window_length(num_calls, model.config.max_length)
         return write_jumps(model, scheduler, token_noise(batch.z), length, batch.given, num_given, on_call)
     noise = token_noise(batch.z) if scheduler.config.drafts == "jumps" else None
     return write_verified(

@@ -75,8 +75,10 @@ class DraftVerifyScheduler(TokenScheduler):
         rest = (p[rows, accepted] - drafted).clamp_min(0)
         return Verdict(accepted, draw_from(rest, uniforms[:, -1]))
 
-    def step_by_noise(self, draft: Tensor, p: Tensor, noise: Tensor, token_order: Tensor) -> Verdict:
-        """Verify drafts of K tokens that were drawn by their noise, `(batch, K + 1)`; p as in `step`."""
-        right = draw_from(p, noise, token_order)
+    def step_by_noise(self, draft: Tensor, logits: Tensor, noise: Tensor, token_order: Tensor) -> Verdict:
+        """Verify drafts of K tokens that were drawn by their noise, `(batch, K + 1)`, with the logits of the clean
+        stream after each of them, `(batch, K + 1, vocab)`.
+        """
+        right = self.draw_by_noise(logits, noise, token_order)
         accepted = (right[:, :-1] == draft).long().cumprod(-1).sum(-1)
         return Verdict(accepted, right.gather(1, accepted[:, None])[:, 0])

@@ -8,8 +8,11 @@ from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
-from ..models.token_choice import draw_from
 from .token_scheduler import TokenScheduler
+
+
+# Of a text, where neither their length nor the number of calls is given.
+JUMPS = 16
 
 
 class JumpScheduler(TokenScheduler):
@@ -24,7 +27,8 @@ class JumpScheduler(TokenScheduler):
     It needs a model with `jumps`.
 
     Args:
-        jump_length: tokens of a window; `None` for as many as the calls of `num_inference_steps` have to write.
+        jump_length: tokens of a window, where a call of the pipeline does not say `num_inference_steps`; `None` for a
+            sixteenth of the text.
         calls_per_jump: calls for each window.
         temperature: of the distribution that tokens are drawn from.
         min_p: tokens with less than this share of the probability of the most probable one are not drawn.
@@ -43,16 +47,19 @@ class JumpScheduler(TokenScheduler):
         if jump_length is not None:
             self._check_count("jump_length", jump_length)
 
-    def window_length(self, num_inference_steps: int, max_length: int) -> int:
-        """Tokens of a window if a text of `max_length` tokens, the first of them START, takes so many calls."""
-        windows = num_inference_steps // self.config.calls_per_jump
+    def window_length(self, num_inference_steps: int | None, max_length: int) -> int:
+        """Tokens of a window of a text of `max_length` tokens, the first of them START."""
+        if num_inference_steps is None and self.config.jump_length is not None:
+            return self.config.jump_length
+        calls = JUMPS * self.config.calls_per_jump if num_inference_steps is None else num_inference_steps
+        windows = calls // self.config.calls_per_jump
         if windows < 1:
             raise ValueError(
                 f"`num_inference_steps` is {num_inference_steps}; with `calls_per_jump` {self.config.calls_per_jump} "
                 "it must be at least that."
             )
-        return self.config.jump_length or math.ceil((max_length - 1) / windows)
+        return math.ceil((max_length - 1) / windows)
 
     def step(self, logits: Tensor, noise: Tensor, token_order: Tensor) -> Tensor:
         """Tokens `(...)` from logits `(..., vocab)` and their noise `(...)`, in the model's order of tokens."""
-        return draw_from(self.probabilities(logits), noise, token_order)
+        return self.draw_by_noise(logits, noise, token_order)

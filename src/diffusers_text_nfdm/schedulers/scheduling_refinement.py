@@ -10,7 +10,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
 from ..checks import is_number
-from ..models.token_choice import draw_from
+from ..models.token_choice import draw_from, token_probabilities
 from .token_scheduler import TokenScheduler
 
 
@@ -57,7 +57,7 @@ class RefinementScheduler(TokenScheduler):
         """
         tokens = draw_from(self.probabilities(logits), uniforms)
         # What is cut off is not drawn, but it is doubt.
-        p = torch.softmax(logits.double(), -1)
+        p = token_probabilities(logits.double(), self.config.temperature)
         entropy = torch.special.entr(p).sum(-1).masked_fill(~open_tokens, torch.inf)
         first = torch.zeros_like(open_tokens).scatter(1, open_tokens.long().argmax(1, keepdim=True), True)
         # The first costs nothing: it is the one by which the others are drawn too early.

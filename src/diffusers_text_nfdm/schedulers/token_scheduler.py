@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from diffusers import ConfigMixin, SchedulerMixin
 from torch import Tensor
 
 from ..checks import is_number
-from ..models.token_choice import token_probabilities
+from ..models.token_choice import draw_from, token_probabilities
 from .base import TextDiffusionScheduler
 
 
@@ -39,3 +40,23 @@ class TokenScheduler(SchedulerMixin, ConfigMixin):
     def probabilities(self, logits: Tensor) -> Tensor:
         """The distribution that tokens are drawn from."""
         return token_probabilities(logits.double(), self.config.temperature, min_p=self.config.min_p)
+
+    def draw_by_noise(self, logits: Tensor, noise: Tensor, order: Tensor) -> Tensor:
+        """Tokens `(...)` from logits `(..., vocab)` by their noise `(...)`, in an order of token ids.
+
+        The noise decides by the whole distribution, as in training, so that what reads it finds the token that was
+        drawn. Only where that token is cut off by `min_p` another one is drawn, by where the noise lies in what is cut
+        off: together they have the distribution `probabilities`. With another temperature than 1 noise and tokens
+        agree less.
+        """
+        whole, kept = token_probabilities(logits.double(), self.config.temperature), self.probabilities(logits)
+        tokens = draw_from(whole, noise, order)
+        if not self.config.min_p:
+            return tokens
+        cut_off = whole.masked_fill(kept > 0, 0)
+        below = cut_off[..., order].cumsum(-1) - cut_off[..., order]
+        place = order.argsort()[tokens][..., None]
+        into = noise - (whole[..., order].cumsum(-1) - whole[..., order]).gather(-1, place)[..., 0]
+        inside = (below.gather(-1, place)[..., 0] + into) / cut_off.sum(-1).clamp_min(torch.finfo(whole.dtype).tiny)
+        again = draw_from(kept, inside.clamp(0, 1), order)
+        return torch.where(kept.gather(-1, tokens[..., None])[..., 0] > 0, tokens, again)

@@ -314,8 +314,17 @@ class TrainingArguments:
                 check_positive(**{f"{name}[{clock}]": share})
             if mixture and abs(sum(mixture.values()) - 1) > 1e-6:
                 raise ValueError(f"`{name}` is {mixture}; the shares must add up to 1, not {sum(mixture.values()):g}.")
-        if self.jump_clocks and not self.model_config.get("jumps"):
-            raise ValueError(f"`jump_clocks` is {self.jump_clocks}; the `model_config` needs `jumps: true` for them.")
+        if not self.model_config.get("jumps"):
+            jumping = {
+                "jump_clocks": bool(self.jump_clocks),
+                "scheduler": self.scheduler == "JumpScheduler",
+                "scheduler_config": self.scheduler_config.get("drafts") == "jumps",
+                "frontier": any("jump" in sampling for sampling in self.frontier.values()),
+            }
+            for name in (name for name, needed in jumping.items() if needed):
+                raise ValueError(
+                    f"`{name}` is {getattr(self, name)!r}; the `model_config` needs `jumps: true` for it."
+                )
         if not 0 < self.jump_share <= 1:
             raise ValueError(f"`jump_share` is {self.jump_share!r}; it must be in (0, 1].")
         if self.model_type != AutoregressiveConfig.model_type and self.sampling_steps < self.min_sampling_steps:

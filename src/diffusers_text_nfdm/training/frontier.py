@@ -64,7 +64,8 @@ def _likelihood(
         length = scheduler.window_length(sampling.num_inference_steps, model.config.max_length)
         jumps = {"jump_length": length, "calls_per_jump": scheduler.config.calls_per_jump}
         name = f"jumps of {length}" + (f", {jumps['calls_per_jump']} calls" if jumps["calls_per_jump"] > 1 else "")
-        return name, lambda texts: jump_likelihood(model, **texts, **jumps)
+        options = {"batch_size": trainer.arguments.evaluation_batch_size, "seed": trainer.arguments.seed, **jumps}
+        return name, lambda texts: jump_likelihood(model, **texts, **options)
     clock = sampling.clock
     if isinstance(scheduler, RefinementScheduler):
         # Its order is that of masks in blocks as long as its window, but for the choice of what is sure.

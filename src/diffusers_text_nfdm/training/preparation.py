@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..baseline import (
-    AutoregressiveModel,
-    AutoregressivePipeline,
-    MaskedDiffusionConfig,
-    MaskedDiffusionModel,
-    MaskedDiffusionPipeline,
-)
+from ..baseline import AutoregressiveModel, MaskedDiffusionConfig, MaskedDiffusionModel
 from ..clocks import make_clock
 from ..data import load_text_dataset, prepare_dataset
+from ..metrics.checkpoint import load_pipeline
 from ..models import (
     DiffusionLMModel,
     MuLANModel,
@@ -26,7 +22,6 @@ from ..models import (
     evaluation_mode,
 )
 from ..networks.cooccurrence import cooccurrence_embeddings
-from ..pipelines import NFDMTextPipeline
 from ..tokenization import WordTokenizer, special_ids
 from .arguments import CONFIGS, TrainingArguments
 
@@ -35,7 +30,11 @@ MODELS = {
     model.config_class.model_type: model
     for model in (NFDMModel, MuLANModel, DiffusionLMModel, AutoregressiveModel, MaskedDiffusionModel)
 }
-PIPELINES = {"autoregressive": AutoregressivePipeline, "masked": MaskedDiffusionPipeline}
+# What the configuration of a run may have otherwise than that of the checkpoint it starts from.
+FREE_OF_CHECKPOINT = (
+    "clock", "trained_clocks", "trained_block_sizes", "jumps", "hidden_dropout_prob", "attention_probs_dropout_prob",
+    "dropout", "time_sampler", "objective", "dtype", "architectures", "transformers_version",
+)  # fmt: skip
 # Enough texts for a vocabulary, where they come as a stream.
 VOCABULARY_TEXTS = 100_000
 # Enough texts for the statistics of neighbouring words.
@@ -79,8 +78,7 @@ class TrainingData:
             )
         self.start = None
         if arguments.model_name_or_path is not None and tokenizer_folder is None:
-            kind = PIPELINES.get(arguments.model_type, NFDMTextPipeline)
-            self.start = kind.from_pretrained(arguments.model_name_or_path)
+            self.start = load_pipeline(arguments.model_name_or_path, "cpu")
         self.texts = type(raw)({split: raw[split] for split in ("train", "validation")})
         self.tokenizer = self._load_tokenizer(tokenizer_folder)
         prepared, self.reports = prepare_dataset(self.texts, self.tokenizer, arguments.max_length)
@@ -119,8 +117,9 @@ class TrainingData:
     def _load_tokenizer(self, folder: Path | None) -> PreTrainedTokenizerBase:
         arguments, train = self.arguments, self.texts["train"]
         if folder is not None:
-            kind = WordTokenizer if arguments.tokenizer is None else AutoTokenizer
-            return kind.from_pretrained(folder)
+            config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+            words = config.get("tokenizer_class") == WordTokenizer.__name__
+            return (WordTokenizer if words else AutoTokenizer).from_pretrained(folder)
         if self.start is not None:
             return self.start.tokenizer
         if arguments.tokenizer is not None:
@@ -185,6 +184,17 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
 
 def copy_weights(source: PreTrainedModel, model: PreTrainedModel) -> None:
     """Give the model the weights of another one, which may lack parts that are new in it."""
+    old, new = source.config.to_dict(), model.config.to_dict()
+    changed = [
+        f"{name} {old.get(name)!r} where these settings have {new[name]!r}"
+        for name in new
+        if name in old and old[name] != new[name] and name not in FREE_OF_CHECKPOINT and not name.startswith("_")
+    ]
+    if changed:
+        raise ValueError(
+            f"`model_name_or_path` has {'; '.join(changed)}; the `model_config` must be that of the checkpoint, but "
+            "for parts that are new."
+        )
     weights, own = source.state_dict(), model.state_dict()
     for name, weight in weights.items():
         if name not in own or own[name].shape != weight.shape:

@@ -83,8 +83,8 @@ class Trainer:
             raise ValueError(
                 f"`report_to` is {arguments.report_to!r}, which is not installed; `pip install {arguments.report_to}`."
             )
-        # Steps on the cross-entropy train the predictor alone.
-        unused = arguments.cross_entropy_steps > 0
+        # Steps on the cross-entropy and on jumps train the predictor alone.
+        unused = arguments.cross_entropy_steps > 0 or bool(arguments.jump_clocks)
         accelerator = Accelerator(
             mixed_precision=arguments.mixed_precision,
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=unused)],
@@ -124,6 +124,7 @@ class Trainer:
         arguments, accelerator = self.arguments, self.accelerator
         set_seed(arguments.seed)
         model = build_model(arguments, self.data)
+        self.data.start = None
         # The averaged weights are evaluated and released in a model of their own, whole even where training shards
         # them.
         self.released: PreTrainedModel = copy.deepcopy(model).requires_grad_(False).eval().to(accelerator.device)
