@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import EvalResult, ModelCard
 
+from .schedulers import TokenScheduler
+
 
 if TYPE_CHECKING:
     from .baseline import AutoregressivePipeline, MaskedDiffusionPipeline
@@ -55,6 +57,9 @@ def _quote(text: str) -> str:
 
 def _describe_diffusion(pipeline: NFDMTextPipeline, repo: str) -> dict[str, str]:
     config = pipeline.model.config
+    # Schedulers that write tokens take as many calls as they need.
+    steps = "" if isinstance(pipeline.scheduler, TokenScheduler) else ", num_inference_steps=64"
+    other, few = ("JumpScheduler", ", num_inference_steps=8") if config.jumps else ("ReverseSDEScheduler", steps)
     return {
         "kind": "text-diffusion",
         "usage": f"""```python
@@ -62,15 +67,16 @@ def _describe_diffusion(pipeline: NFDMTextPipeline, repo: str) -> dict[str, str]
 from diffusers_text_nfdm import NFDMTextPipeline
 
 pipe = NFDMTextPipeline.from_pretrained("{repo}")
-print(pipe(num_samples=4, num_inference_steps=64).texts)
+print(pipe(num_samples=4{steps}).texts)
 ```
 
 The scheduler (`{type(pipeline.scheduler).__name__}`) can be exchanged in one line:
 
 ```python
-from diffusers_text_nfdm import ReverseSDEScheduler
+from diffusers_text_nfdm import {other}
 
-pipe.scheduler = ReverseSDEScheduler.from_config(pipe.scheduler.config)
+pipe.scheduler = {other}.from_config(pipe.scheduler.config)
+print(pipe(num_samples=4{few}).texts)
 ```""",
         "architecture": f"latents of dimension {config.embedding_dim}; predictor `{config.predictor}` with "
         f"{config.num_hidden_layers} layers of size {config.hidden_size}; prediction type "
