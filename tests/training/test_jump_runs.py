@@ -67,3 +67,22 @@ def test_a_checkpoint_of_another_shape_is_refused(data, teacher, tmp_path):
 def test_settings_that_do_not_fit_are_refused(options, message, data, tmp_path):
     with pytest.raises(ValueError, match=message):
         arguments(data, tmp_path, **options)
+
+
+def test_the_frontier_has_a_row_for_every_way_and_nats_where_there_are_some(data, teacher, tmp_path, capsys):
+    frontier = {
+        "verified": "draft:64:drafts=jumps",
+        "jumps": "jump:4:calls_per_jump=2",
+        "sure first": "refine:64",
+        "in motion": "star:4",
+    }
+    options = {**JUMPS, **SETTINGS, "model_name_or_path": str(teacher), "sampling_steps": 8, "save_plots": True}
+    summary = train(arguments(data, tmp_path / "run", frontier=frontier, frontier_samples=3, **options))
+    rows = {row["name"]: row for row in summary["frontier"]}
+    assert [rows[name]["clock"] for name in frontier] == [
+        "clean stream", "jumps of 12, 2 calls", "an order of its own", "ramp:8"
+    ]  # fmt: skip
+    assert rows["verified"]["nats_error"] == 0 and rows["sure first"]["nats_per_text"] is None
+    assert rows["jumps"]["nats_per_text"] > 0 and rows["in motion"]["nats_error"] > 0
+    assert "an order of its own" in capsys.readouterr().out
+    assert (tmp_path / "run" / "plots" / "frontier.png").is_file()

@@ -26,6 +26,9 @@ def plot_frontier(rows: Sequence[dict], entropy: float | None = None) -> Figure:
         calls, color = [row["calls"] for row in own], COLORS[index % len(COLORS)]
         left.plot(calls, [100 * row[quality] for row in own], "o-", color=color, label=clock)
         nats = own[0]["nats_per_text"]
+        if nats is None:
+            right.text(0, index, " none", va="center")
+            continue
         right.barh(index, nats, color=color, xerr=own[0]["nats_error"] or None)
         right.text(nats, index, f" {nats:.1f}" + (f" ({nats / entropy:.2f}x)" if entropy else ""), va="center")
     left.set_xscale("log", base=2)
@@ -36,6 +39,6 @@ def plot_frontier(rows: Sequence[dict], entropy: float | None = None) -> Figure:
     if entropy is not None:
         right.axvline(entropy, color="black", linewidth=1, linestyle="--")
     right.set(yticks=range(len(clocks)), yticklabels=clocks, xlabel="nats per text", title="what the texts cost")
-    right.set_xlim(0, 1.35 * max(row["nats_per_text"] for row in rows))
+    right.set_xlim(0, 1.35 * max((row["nats_per_text"] or 0 for row in rows), default=1) or 1)
     right.invert_yaxis()
     return figure

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def measure_frontier(trainer: Trainer) -> list[dict]:
     """One row for each sampling of the settings: calls, validity, variety, speed, and the likelihood along its clock.
 
-    Draft and verify has the likelihood of the clean stream, which is exact; the others have a bound: jumps their own,
-    refinement that of the random order that it departs from.
+    Draft and verify has the likelihood of the clean stream, which is exact, and refinement has none; the others have a
+    bound.
     """
     arguments, pipeline, rows, bounds = trainer.arguments, trainer.pipeline(), [], {}
     pipeline.set_progress_bar_config(disable=True)
@@ -39,15 +39,15 @@ def measure_frontier(trainer: Trainer) -> list[dict]:
         )
         key, likelihood = _likelihood(trainer, getattr(pipeline, "scheduler", None), sampling)
         if key not in bounds:
-            bounds[key] = likelihood(texts).nats_per_story
+            bounds[key] = None if likelihood is None else likelihood(texts).nats_per_story
         rows.append(
             {
                 "name": name,
                 **row,
                 "clock": key,
                 "tokens_per_second": trainer.data.mean_tokens / row["seconds_per_text"],
-                "nats_per_text": bounds[key].value,
-                "nats_error": bounds[key].monte_carlo_error,
+                "nats_per_text": bounds[key] and bounds[key].value,
+                "nats_error": bounds[key] and bounds[key].monte_carlo_error,
             }
         )
     return rows
@@ -55,8 +55,8 @@ def measure_frontier(trainer: Trainer) -> list[dict]:
 
 def _likelihood(
     trainer: Trainer, scheduler: SchedulerMixin | None, sampling: Sampling
-) -> tuple[str, Callable[[dict], LikelihoodEstimate]]:
-    """What the texts of a sampling are draws of, by name, and its likelihood of prepared texts."""
+) -> tuple[str, Callable[[dict], LikelihoodEstimate] | None]:
+    """What the texts of a sampling are draws of, by name, and its likelihood of prepared texts, if it has one."""
     model, draws = trainer.released, 2 * trainer.arguments.evaluation_draws
     if isinstance(scheduler, DraftVerifyScheduler):
         return "clean stream", lambda texts: exact_likelihood(model, **texts)
@@ -66,12 +66,11 @@ def _likelihood(
         name = f"jumps of {length}" + (f", {jumps['calls_per_jump']} calls" if jumps["calls_per_jump"] > 1 else "")
         options = {"batch_size": trainer.arguments.evaluation_batch_size, "seed": trainer.arguments.seed, **jumps}
         return name, lambda texts: jump_likelihood(model, **texts, **options)
-    clock = sampling.clock
     if isinstance(scheduler, RefinementScheduler):
-        # Its order is that of masks in blocks as long as its window, but for the choice of what is sure.
-        clock = f"blocks:{scheduler.config.block_length}:random:1000"
-    along = trainer.family.along(model, clock)
-    return along, lambda texts: trainer.family.likelihood(model, texts, draws, clock)
+        # It chooses its order by what it sees.
+        return "an order of its own", None
+    along = trainer.family.along(model, sampling.clock)
+    return along, lambda texts: trainer.family.likelihood(model, texts, draws, sampling.clock)
 
 
 def render_frontier(rows: list[dict], entropy: float | None = None) -> str:
@@ -83,8 +82,10 @@ def render_frontier(rows: list[dict], entropy: float | None = None) -> str:
     for row in rows:
         valid = f"{row['validity']:.1%}" if "validity" in row else "-"
         choices = f"{row['coverage']:.1%}" if row.get("tested_choices") else "-"
-        nats = f"{row['nats_per_text']:.2f}" + (f" ± {row['nats_error']:.2f}" if row["nats_error"] else "")
-        ratio = f"{row['nats_per_text'] / entropy:.3f}" if entropy else "-"
+        nats, known = "-", row["nats_per_text"] is not None
+        if known:
+            nats = f"{row['nats_per_text']:.2f}" + (f" ± {row['nats_error']:.2f}" if row["nats_error"] else "")
+        ratio = f"{row['nats_per_text'] / entropy:.3f}" if entropy and known else "-"
         lines.append(
             f"{row['name']:26s}{row['calls']:7.1f}{row['most_calls']:8d}{valid:>8s}{row['distinct']:10.1%}{choices:>9s}"
             f"{nats:>16s}{ratio:>9s}{row['tokens_per_second']:10.0f}  {row['clock']}"

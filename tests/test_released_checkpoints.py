@@ -1,0 +1,51 @@
+"""The checkpoints that come along: they load without a warning and write stories."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import logged_warnings, seeded
+
+from diffusers_text_nfdm import JumpScheduler, NFDMTextPipeline, RefinementScheduler
+from diffusers_text_nfdm.metrics import story_language
+
+
+CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
+SAMPLES = 50
+
+
+def load(name):
+    with logged_warnings() as messages:
+        pipe = NFDMTextPipeline.from_pretrained(CHECKPOINTS / name)
+    assert not messages
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def validity(pipe, **options):
+    output = pipe(num_samples=SAMPLES, generator=seeded(0), **options)
+    assert len(set(output.texts)) == SAMPLES
+    return story_language(output.texts)["validity"], output
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(CHECKPOINTS.iterdir())])
+def test_a_released_checkpoint_writes_stories_by_its_own_scheduler(name):
+    share, output = validity(load(name))
+    assert share >= 0.98 and output.calls.double().mean() < 16
+
+
+def test_jumps_write_stories_in_few_calls():
+    pipe = load("nfdm-stories-jumps")
+    pipe.scheduler = JumpScheduler.from_config(pipe.scheduler.config, calls_per_jump=2)
+    for calls, least in ((32, 0.85), (16, 0.65), (8, 0.3)):
+        share, output = validity(pipe, num_inference_steps=calls)
+        assert share >= least and output.num_function_evaluations <= calls
+
+
+def test_refinement_writes_stories_and_fills_gaps():
+    pipe = load("nfdm-stories")
+    pipe.scheduler = RefinementScheduler.from_config(pipe.scheduler.config)
+    assert validity(pipe)[0] >= 0.9
+    text = "One windy Friday, Leo"
+    filled = pipe(prompt=f"{text} took a [MASK] pie to the [MASK].", generator=seeded(0)).texts[0]
+    assert filled.startswith(text) and torch.is_tensor(pipe(prompt=text, generator=seeded(0)).sequences)
