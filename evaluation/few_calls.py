@@ -34,7 +34,6 @@ CLOCKS = (
     "draft:64:block_size=8:min_p=0.02",
     "refine:64:min_p=0.02",
     "star:32:time_grid=learned:clock=ramp:8",
-    "star:16:time_grid=learned:clock=ramp:8",
 )
 MASKED = (
     *(f"masked:{steps}:block_size=8" for steps in (32, 16, 8)),
@@ -55,11 +54,12 @@ def default_samplings(pipeline) -> tuple[str, ...]:
 
 
 def measure(checkpoint: str, samplings: list[str] | None, num_samples: int, timed: int, seed: int) -> list[dict]:
-    pipeline = load_pipeline(checkpoint, "cpu")
-    rows = []
+    pipeline, path = load_pipeline(checkpoint, "cpu"), Path(checkpoint)
+    # A run has its pipeline in a folder of that name.
+    label, rows = path.parent.name if path.name == "pipeline" else path.name, []
     for name in samplings or default_samplings(pipeline):
         sampling = Sampling.parse(name)
-        row = {"checkpoint": Path(checkpoint).name, **measure_sampling(pipeline, sampling, num_samples, 64, seed)}
+        row = {"checkpoint": label, **measure_sampling(pipeline, sampling, num_samples, 64, seed)}
         for size in BATCHES:
             number = max(size, timed)
             row[f"seconds_{size}"] = measure_sampling(pipeline, sampling, number, size, seed + 1)["seconds_per_text"]
