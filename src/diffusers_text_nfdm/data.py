@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from datasets import Dataset, DatasetDict, Features, IterableDataset, IterableDa
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
+from .conditions import check_condition_length, encode_conditions
 from .text_files import SPLIT_NAMES, check_column, held_out_size, load_files, local_files
 from .tokenization import special_ids
 
@@ -33,11 +35,12 @@ def load_text_dataset(
     *,
     config_name: str | None = None,
     column: str = "text",
+    condition_column: str | None = None,
     streaming: bool = False,
     validation_fraction: float = 0.05,
     seed: int = 0,
 ) -> AnyDatasetDict:
-    """Load raw text as splits with the single column `text`.
+    """Load raw text as splits with the column `text`, and `condition` where it is asked for.
 
     Args:
         source: `"stories"` (the embedded corpus); a local file or folder; a mapping from split to file; or else the
@@ -46,13 +49,16 @@ def load_text_dataset(
             its split; a file with none of them is training text. Blank lines are skipped.
         config_name: Configuration of a Hub dataset.
         column: Column or field that holds the text.
+        condition_column: Column or field that holds a condition (`conditions`).
         streaming: Read while iterating, and keep nothing on disk.
         validation_fraction: Share of the training texts, at most 5,000 of them, that is held out for validation where
-            the source has no such split. 0 holds out nothing. A streamed Hub dataset keeps the splits it has.
+            the source has no such split; with conditions, a share of these with all their texts. 0 holds out nothing.
+            A streamed Hub dataset keeps the splits it has.
         seed: Seed of the embedded corpus and of the choice of the texts held out.
 
     Local files are read through once before anything is built, so bad input leaves nothing behind.
     """
+    columns = {"text": column} | ({} if condition_column is None else {"condition": condition_column})
     if not isinstance(validation_fraction, (int, float)) or not 0 <= validation_fraction < 1:
         raise ValueError(f"validation_fraction is {validation_fraction!r}, but a share from 0 to below 1 is needed.")
     files = None if source == "stories" else local_files(source)
@@ -61,23 +67,29 @@ def load_text_dataset(
     if source == "stories":
         from .stories import load_stories
 
-        check_column(["text"], column, "The corpus of embedded stories")
-        stories = load_stories(seed=seed)
+        for name in columns.values():
+            check_column(["text", "condition"], name, "The corpus of embedded stories")
+        stories = load_stories(seed=seed, conditions=condition_column is not None)
         if not streaming:
             return stories
         return IterableDatasetDict({name: split.to_iterable_dataset() for name, split in stories.items()})
     if files is not None:
-        return load_files(files, column, streaming, validation_fraction, seed)
-    return _load_hub(str(source), config_name, column, streaming, validation_fraction, seed)
+        return load_files(files, columns, streaming, validation_fraction, seed)
+    return _load_hub(str(source), config_name, columns, streaming, validation_fraction, seed)
 
 
 def _load_hub(
-    name: str, config_name: str | None, column: str, streaming: bool, validation_fraction: float, seed: int
+    name: str,
+    config_name: str | None,
+    columns: dict[str, str],
+    streaming: bool,
+    validation_fraction: float,
+    seed: int,
 ) -> AnyDatasetDict:
     try:
         # The builder knows the configurations and mostly the columns before anything is downloaded.
         features = datasets.load_dataset_builder(name, config_name).info.features
-        if features:
+        for column in columns.values() if features else ():
             check_column(features, column, f"The Hub dataset {name}")
         loaded = datasets.load_dataset(name, config_name, streaming=streaming)
     except (datasets.exceptions.DatasetNotFoundError, FileNotFoundError) as error:
@@ -88,18 +100,27 @@ def _load_hub(
         ) from error
     splits = {}
     for split, dataset in loaded.items():
-        check_column(_column_names(dataset), column, f"The Hub dataset {name}")
-        splits[SPLIT_NAMES.get(split, split)] = dataset.select_columns([column]).rename_columns(
-            {column: "text"} if column != "text" else {}
+        for column in columns.values():
+            check_column(_column_names(dataset), column, f"The Hub dataset {name}")
+        splits[SPLIT_NAMES.get(split, split)] = dataset.select_columns(list(columns.values())).rename_columns(
+            {column: new for new, column in columns.items() if new != column}
         )
     if streaming:
         return IterableDatasetDict(splits)
     if "train" in splits and "validation" not in splits and validation_fraction > 0:
-        held_out = held_out_size(len(splits["train"]), validation_fraction, f"The Hub dataset {name}")
-        halves = splits["train"].train_test_split(test_size=held_out, seed=seed)
-        logger.info("Held out %d of %d training texts for validation (seed %d).", held_out, len(splits["train"]), seed)
-        splits |= {"train": halves["train"], "validation": halves["test"]}
+        splits |= _hold_out(splits["train"], validation_fraction, seed, f"The Hub dataset {name}")
     return DatasetDict(splits)
+
+
+def _hold_out(train: Dataset, fraction: float, seed: int, origin: str) -> dict[str, Dataset]:
+    """Some of the texts for validation; where they have conditions, all texts of some conditions."""
+    groups = train["condition"] if "condition" in train.column_names else range(len(train))
+    names = list(dict.fromkeys(groups))
+    held_out = held_out_size(len(names), fraction, origin)
+    chosen = set(random.Random(seed).sample(names, held_out))
+    logger.info("Held out %d of %d for validation (seed %d).", held_out, len(names), seed)
+    rows = {kept: [i for i, name in enumerate(groups) if (name in chosen) != kept] for kept in (True, False)}
+    return {"train": train.select(rows[True]), "validation": train.select(rows[False])}
 
 
 def _column_names(dataset: AnyDataset) -> list[str]:
@@ -132,9 +153,11 @@ def prepare_dataset(
     max_length: int = 64,
     *,
     column: str = "text",
+    condition_length: int = 0,
     on_too_long: OnTooLong = "truncate",
 ) -> tuple[AnyDataset | AnyDatasetDict, PreparationReport | dict[str, PreparationReport] | None]:
-    """Turn text into rows of `max_length` ids: START, tokens, END, then PAD. In torch format, with the columns
+    """Turn text into rows of `max_length` ids: START, the condition, tokens, END, then PAD. In torch format, with the
+    columns
 
     * `input_ids`: the ids;
     * `num_tokens`: real tokens, for nats per token. END counts; PAD does not, nor START, which is always the same;
@@ -145,6 +168,7 @@ def prepare_dataset(
         tokenizer: `WordTokenizer` or any other Hugging Face tokenizer with an eos (or sep) and a pad token. START is
             its bos (or cls) token, and is left out where it has neither.
         column: The column that holds the text.
+        condition_length: Places for the tokens of the column `condition`, 0 for none. A longer condition is refused.
         on_too_long: What happens to a text of more than `max_length` ids: `"truncate"` cuts it so that the last id is
             END, `"drop"` leaves the text out, `"error"` raises a ValueError.
 
@@ -154,6 +178,7 @@ def prepare_dataset(
     special = special_ids(tokenizer)
     if not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < 3:
         raise ValueError(f"max_length is {max_length!r}, but START, a token and END need at least 3.")
+    check_condition_length(condition_length, max_length)
     if on_too_long not in ("truncate", "drop", "error"):
         raise ValueError(f"on_too_long is {on_too_long!r}, but 'truncate', 'drop' or 'error' is needed.")
     single = not isinstance(dataset, (DatasetDict, IterableDatasetDict))
@@ -161,12 +186,19 @@ def prepare_dataset(
     for name, split in splits.items():
         if not isinstance(split, (Dataset, IterableDataset)):
             raise ValueError(f"dataset is a {type(split).__name__}, but one of the library datasets is needed.")
-        check_column(_column_names(split), column, f"The split {name}" if not single else "The dataset")
+        for needed in [column] + ["condition"] * bool(condition_length):
+            check_column(_column_names(split), needed, f"The split {name}" if not single else "The dataset")
         feature = (split.features or {}).get(column)
         if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "string_view"):
             raise ValueError(f"The column {column!r} holds {feature.dtype}, but text is needed.")
 
-    options = {"column": column, "max_length": max_length, "on_too_long": on_too_long, "special": special}
+    options = {
+        "column": column,
+        "max_length": max_length,
+        "condition_length": condition_length,
+        "on_too_long": on_too_long,
+        "special": special,
+    }
     prepared, reports = {}, {}
     for name, split in splits.items():
         prepared[name] = _encode_split(split, name, tokenizer, options)
@@ -224,20 +256,27 @@ def _encode_batch(
     tokenizer: PreTrainedTokenizerBase,
     column: str,
     max_length: int,
+    condition_length: int,
     on_too_long: OnTooLong,
     special: tuple[int | None, int, int],
 ) -> dict[str, list]:
     start, end, pad = special
     head = [] if start is None else [start]
-    room = max_length - len(head) - 1
+    room = max_length - len(head) - condition_length - 1
     rows: dict[str, list] = {"input_ids": [], "num_tokens": [], "num_chars": [], "truncated": [], "num_unknown": []}
-    texts = [(index, text) for index, text in zip(indices, batch[column]) if text and text.strip()]
+    conditions = batch["condition"] if condition_length else [None] * len(indices)
+    texts = [
+        (index, text, condition)
+        for index, text, condition in zip(indices, batch[column], conditions)
+        if text and text.strip()
+    ]
     if not texts:
         return rows
     encoded = tokenizer(
-        [text for _, text in texts], add_special_tokens=False, return_attention_mask=False, verbose=False
+        [text for _, text, _ in texts], add_special_tokens=False, return_attention_mask=False, verbose=False
     )
-    for position, ((index, text), ids) in enumerate(zip(texts, encoded["input_ids"])):
+    given = encode_conditions([condition for *_, condition in texts], tokenizer, condition_length, pad)
+    for position, ((index, text, _), ids) in enumerate(zip(texts, encoded["input_ids"])):
         chars, truncated = len(text), len(ids) > room
         if truncated:
             if on_too_long == "drop":
@@ -252,7 +291,7 @@ def _encode_batch(
             chars = (
                 encoded.encodings[position].offsets[room - 1][1] if tokenizer.is_fast else len(tokenizer.decode(ids))
             )
-        rows["input_ids"].append(head + ids + [end] + [pad] * (room - len(ids)))
+        rows["input_ids"].append(head + given[position] + ids + [end] + [pad] * (room - len(ids)))
         rows["num_tokens"].append(len(ids) + 1)
         rows["num_chars"].append(chars)
         rows["truncated"].append(truncated)

@@ -127,7 +127,7 @@ def cross_entropy(
 def jump_losses(
     model: TextDiffusionModel, input_ids: Tensor, starts: Tensor, uniforms: Tensor, num_calls: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a jump over a window costs, `-log p(x_i | x_<start, u_start..u_i-1)` of every token but START.
+    """What a jump over a window costs, `-log p(x_i | x_<start, u_start..u_i-1)` of every token of the text.
 
     Along the steepest clock from left to right a token goes from noise to text in one step, a draw by its noise u_i:
 
@@ -144,18 +144,20 @@ def jump_losses(
             and the last are trained.
 
     Returns:
-        the losses of the first and of the last call, and those of the clean stream, `(batch, length - 1)` each.
+        the losses of the first and of the last call, and those of the clean stream, `(batch, length - 1)` each, those
+        of a condition left out.
     """
-    targets = input_ids[:, 1:]
+    # START and the condition are given: the first window begins behind them.
+    given = 1 + model.config.condition_length
+    targets = input_ids[:, given:]
     states, clean = model.read_clean(input_ids, None, detach_process=True)
-    factors = model.next_token_factors(states[:, :-1])
+    factors = model.next_token_factors(states[:, given - 1 : -1])
     next_token, _ = linear_cross_entropy(*factors, targets)
     with torch.no_grad():
         weights = _probabilities(factors)
-        noise = noise_of(weights, targets, uniforms[:, 1:], model.token_order)
-    # START is given: the first window begins behind it.
-    positions = torch.arange(1, input_ids.shape[1], device=input_ids.device).expand(targets.shape)
-    places = Places(positions, starts[:, 1:].clamp_min(1).expand(targets.shape))
+        noise = noise_of(weights, targets, uniforms[:, given:], model.token_order)
+    positions = torch.arange(given, input_ids.shape[1], device=input_ids.device).expand(targets.shape)
+    places = Places(positions, starts[:, given:].clamp_min(given).expand(targets.shape))
     prediction = model.jump(noise, clean, places)
     first, _ = linear_cross_entropy(*prediction.factors, targets)
     for call in range(1, num_calls):

@@ -28,7 +28,6 @@ SPLIT_NAMES = {
     "dev": "validation",
     "test": "test",
 }
-_TEXT_FEATURES = Features({"text": Value("string")})
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -65,29 +64,37 @@ def _checked_file(path: Path) -> str:
 
 
 def load_files(
-    files: dict[str, tuple[str, ...]], column: str, streaming: bool, validation_fraction: float, seed: int
+    files: dict[str, tuple[str, ...]], columns: dict[str, str], streaming: bool, validation_fraction: float, seed: int
 ) -> DatasetDict | IterableDatasetDict:
-    """Read every file once to check it, then build the splits; where validation is missing, it is held out."""
-    counts, digests = {}, {}
+    """Read every file once to check it, then build the splits; where validation is missing, it is held out.
+
+    `columns` gives each column of the dataset, `text` and perhaps `condition`, its name in the files. No condition of
+    the texts held out is one of the others.
+    """
+    counts, digests, groups = {}, {}, {}
     for name, paths in files.items():
         digest = hashlib.sha256()
         counts[name] = 0
-        for text in read_texts(paths, column):
-            digest.update(text.encode() + b"\0")
+        for row in read_rows(paths, columns):
+            digest.update("\0".join((*row.values(), "")).encode())
             counts[name] += 1
+            if name == "train":
+                groups.setdefault(row.get("condition", counts[name]), None)
         digests[name] = digest.hexdigest()
-    parts = {name: {"paths": paths, "column": column} for name, paths in files.items()}
+    parts = {name: {"paths": paths, "columns": columns} for name, paths in files.items()}
     if "validation" not in files and validation_fraction > 0:
-        held_out = held_out_size(counts["train"], validation_fraction, files["train"][0])
-        choice = {"count": counts["train"], "held_out": held_out, "seed": seed}
+        held_out = held_out_size(len(groups), validation_fraction, files["train"][0])
+        choice = {"count": len(groups), "held_out": held_out, "seed": seed}
         parts["validation"] = parts["train"] | choice | {"keep_held_out": True}
         parts["train"] = parts["train"] | choice | {"keep_held_out": False}
         digests["validation"] = digests["train"]
-        logger.info("Held out %d of %d training texts for validation (seed %d).", held_out, counts["train"], seed)
+        held = "conditions" if "condition" in columns else "training texts"
+        logger.info("Held out %d of %d %s for validation (seed %d).", held_out, len(groups), held, seed)
+    features = Features({name: Value("string") for name in columns})
     if streaming:
         return IterableDatasetDict(
             {
-                name: IterableDataset.from_generator(_rows, features=_TEXT_FEATURES, gen_kwargs=part)
+                name: IterableDataset.from_generator(_rows, features=features, gen_kwargs=part)
                 for name, part in parts.items()
             }
         )
@@ -95,7 +102,7 @@ def load_files(
         {
             name: Dataset.from_generator(
                 _rows,
-                features=_TEXT_FEATURES,
+                features=features,
                 gen_kwargs=part,
                 split=NamedSplit(name),
                 # The content decides what is cached: a file that changed is read again, one that moved is not.
@@ -117,33 +124,36 @@ def held_out_size(count: int, fraction: float, origin: str) -> int:
 
 def _rows(
     paths: Sequence[str],
-    column: str,
+    columns: dict[str, str],
     count: int = 0,
     held_out: int = 0,
     seed: int = 0,
     keep_held_out: bool = False,
 ) -> Iterator[dict[str, str]]:
-    """The texts of the files as rows: only those held out, or all others."""
-    chosen = set(random.Random(seed).sample(range(count), held_out))
-    for index, text in enumerate(read_texts(paths, column)):
-        if (index in chosen) == keep_held_out:
-            yield {"text": text}
+    """The rows of the files: only those held out, or all others. They are chosen one by one, or by condition."""
+    chosen, groups = set(random.Random(seed).sample(range(count), held_out)), {}
+    for index, row in enumerate(read_rows(paths, columns)):
+        group = groups.setdefault(row.get("condition", index), len(groups))
+        if (group in chosen) == keep_held_out:
+            yield row
 
 
-def read_texts(paths: Sequence[str], column: str) -> Iterator[str]:
-    """The texts of the files one after another; missing and blank ones are left out."""
+def read_rows(paths: Sequence[str], columns: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The rows of the files one after another; those with a missing or blank text are left out."""
     for path in paths:
         found = False
-        for place, text in _READERS[Path(path).suffix.lower()](path, column):
-            if text is None:
-                continue
-            if not isinstance(text, str):
-                raise ValueError(f"{path}, {place}: a {type(text).__name__} stands where text is needed.")
-            if _LONE_SURROGATE.search(text):
-                raise ValueError(f"{path}, {place}: half of a surrogate pair, which is no character.")
-            if text.strip():
+        read = _READERS[Path(path).suffix.lower()]
+        for cells in zip(*(read(path, column) for column in columns.values())):
+            row = {}
+            for name, (place, text) in zip(columns, cells):
+                if text is not None and not isinstance(text, str):
+                    raise ValueError(f"{path}, {place}: a {type(text).__name__} stands where text is needed.")
+                if text is not None and _LONE_SURROGATE.search(text):
+                    raise ValueError(f"{path}, {place}: half of a surrogate pair, which is no character.")
+                row[name] = text or ""
+            if row["text"].strip():
                 found = True
-                yield text
+                yield row
         if not found:
             raise ValueError(f"{path} holds no text.")
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from runs import arguments, assert_same_run, metrics
 
 from diffusers_text_nfdm import JumpScheduler, NFDMTextPipeline
 from diffusers_text_nfdm.training import Trainer, train
+from runs import arguments, assert_same_run, metrics
 
 
 TWO_STREAM = {"predictor": "two_stream", "prediction_type": "categorical", "clock": "ramp:8"}

@@ -5,13 +5,13 @@ import signal
 
 import pytest
 import torch
-from runs import arguments, assert_close_weights, assert_same_run, averages, metrics, weights
 
 from diffusers_text_nfdm import NFDMTextPipeline
 from diffusers_text_nfdm.models import TextDiffusionModel
 from diffusers_text_nfdm.training import Trainer, signals, train
 from diffusers_text_nfdm.training import trainer as trainer_module
 from diffusers_text_nfdm.training.checkpoints import checkpoint_folders
+from runs import arguments, assert_close_weights, assert_same_run, averages, metrics, weights
 
 
 def steps(run, key):

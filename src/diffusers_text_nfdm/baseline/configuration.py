@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import GPT2Config, PreTrainedConfig
 
+from ..conditions import check_condition_length
 from ..models.configuration import CHECKPOINT_FORMAT, check_format
 
 
@@ -15,6 +16,9 @@ class AutoregressiveConfig(PreTrainedConfig):
     Args:
         vocab_size: number of tokens.
         max_length: largest number of positions, START and END included.
+        condition_length: tokens of a condition, which stands between START and the text (`conditions`); 0 for none.
+        condition_dropout: share of the texts from which training took the condition.
+        copied_slots: slots of a condition whose values are copied to the text.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: the transformer. The token embeddings
             have its size, and are those of input and output.
         dropout: of embeddings, attention and residuals.
@@ -28,6 +32,9 @@ class AutoregressiveConfig(PreTrainedConfig):
 
     vocab_size: int = 10767
     max_length: int = 64
+    condition_length: int = 0
+    condition_dropout: float = 0.0
+    copied_slots: list | None = None
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
@@ -58,6 +65,7 @@ class AutoregressiveConfig(PreTrainedConfig):
                 f"`hidden_size` is {self.hidden_size} with `num_attention_heads` {self.num_attention_heads}; it must "
                 "be a multiple of it."
             )
+        check_condition_length(self.condition_length, self.max_length)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` is {self.dropout!r}; it must be in [0, 1).")
         special = (self.bos_token_id, self.eos_token_id, self.pad_token_id)

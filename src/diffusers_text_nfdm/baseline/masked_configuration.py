@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..checks import check_positive
+from ..conditions import check_condition_length
 from ..models.configuration import CHECKPOINT_FORMAT, check_format
 
 
@@ -16,6 +17,9 @@ class MaskedDiffusionConfig(PreTrainedConfig):
     Args:
         vocab_size: number of tokens.
         max_length: number of positions of every sequence, padding included.
+        condition_length: tokens of a condition, which stands between START and the text (`conditions`); 0 for none.
+        condition_dropout: share of the texts from which training took the condition.
+        copied_slots: slots of a condition whose values are copied to the text.
         block_size: tokens of a block, which is given the clean tokens before it; None where the whole text is one
             block.
         trained_block_sizes: those that the model was trained on, None for the whole text, if that is known; sampling
@@ -34,6 +38,9 @@ class MaskedDiffusionConfig(PreTrainedConfig):
 
     vocab_size: int = 10767
     max_length: int = 64
+    condition_length: int = 0
+    condition_dropout: float = 0.0
+    copied_slots: list | None = None
     block_size: int | None = None
     trained_block_sizes: list | None = None
     hidden_size: int = 768
@@ -73,6 +80,7 @@ class MaskedDiffusionConfig(PreTrainedConfig):
                 f"different ids in [0, {self.vocab_size - 1}]."
             )
         check_block_size(self.block_size, self.max_length)
+        check_condition_length(self.condition_length, self.max_length)
 
 
 def check_block_size(block_size: Any, max_length: int) -> None:

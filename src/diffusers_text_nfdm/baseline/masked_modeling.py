@@ -150,7 +150,7 @@ class MaskedDiffusionModel(PreTrainedModel):
     @torch.no_grad()
     def set_embeddings(self, embeddings: Tensor) -> None:
         """Start the token rows at the given ones, `(vocab, hidden_size)`."""
-        self.predictor.token_rows.weight.copy_(embeddings)
+        self.predictor.set_token_rows(embeddings)
 
     def block_size(self, block_size: int | None = None) -> int | None:
         """Tokens of a block, by default those of the config; `None` where that is the whole text."""
@@ -167,9 +167,9 @@ class MaskedDiffusionModel(PreTrainedModel):
         return MaskedDraws(uniforms, torch.rand(batch_size, self.config.max_length, **options))
 
     def unknown(self, input_ids: Tensor, known: Tensor | None = None) -> Tensor:
-        """The tokens that are modelled: all after START that are not known."""
+        """The tokens that are modelled: all after START and the condition that are not known."""
         unknown = torch.ones_like(input_ids, dtype=torch.bool) if known is None else ~known
-        return unknown & (torch.arange(input_ids.shape[1], device=input_ids.device) > 0)
+        return unknown & (torch.arange(input_ids.shape[1], device=input_ids.device) > self.config.condition_length)
 
     def predict(
         self,
@@ -203,14 +203,15 @@ class MaskedDiffusionModel(PreTrainedModel):
         self, input_ids: Tensor, block_size: int | None, next_token: bool = False
     ) -> tuple[CleanTokens | None, Tensor | None]:
         """What noisy tokens see of the clean text, and with `next_token` `-log p(x_i | x_<i)` of it,
-        `(batch, seq - 1)`.
+        `(batch, seq - 1)`, that of the condition left out.
         """
         if block_size is None and not next_token:
             return None, None
         states, clean = self.read_clean(input_ids)
         losses = None
         if next_token:
-            losses, _ = linear_cross_entropy(*self._factors(states[:, :-1]), input_ids[:, 1:])
+            first = self.config.condition_length
+            losses, _ = linear_cross_entropy(*self._factors(states[:, first:-1]), input_ids[:, first + 1 :])
         return (None if block_size is None else clean), losses
 
     def _factors(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -295,7 +296,7 @@ class MaskedDiffusionModel(PreTrainedModel):
             )
         if known is not None:
             check_known(known, input_ids.shape)
-            if known.device.type == "cpu" and known[:, 1:].all(-1).any():
+            if known.device.type == "cpu" and known[:, config.condition_length + 1 :].all(-1).any():
                 raise ValueError("`known` is True for every token after START of a text; nothing is left to model.")
         # Reading values would stall an accelerator at every step; there an id out of range is a device-side assertion.
         if input_ids.device.type != "cpu" or not len(input_ids):

@@ -35,7 +35,7 @@ class AutoregressiveOutput(ModelOutput):
 
 
 class AutoregressiveModel(PreTrainedModel):
-    """`-log p(x) = -Σ_i log p(x_i | x_<i)` over the tokens after START, END included, with
+    """`-log p(x) = -Σ_i log p(x_i | x_<i)` over the tokens after START and the condition, END included, with
 
         p(x_i | x_<i) = softmax(h_{i-1} Embᵀ + b),    h = transformer(x),    p(START) = p(PAD) = 0.
 
@@ -96,10 +96,11 @@ class AutoregressiveModel(PreTrainedModel):
     def forward(self, input_ids: Tensor, return_dict: bool = True) -> AutoregressiveOutput | tuple:
         """`-log p(x)` of a batch of token ids `(batch, seq)`: START, tokens, END, PAD."""
         self.check_inputs(input_ids)
-        targets = input_ids[:, 1:]
+        first = self.config.condition_length
+        targets = input_ids[:, first + 1 :]
         ends = targets == self.config.eos_token_id
         counted = ends.cumsum(1) - ends.long() == 0
-        hidden = self.predictor(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state[counted]
+        hidden = self.predictor(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state[:, first:][counted]
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         nats, correct = linear_cross_entropy(
             hidden.to(dtype), self.predictor.wte.weight.to(dtype), self._bias().to(dtype), targets[counted]
@@ -135,8 +136,9 @@ class AutoregressiveModel(PreTrainedModel):
                 "with START, "
                 f"{config.bos_token_id}."
             )
-        before_end = (input_ids == config.eos_token_id).cumsum(1)[:, 1:] == 0
-        never = (input_ids[:, 1:] == config.bos_token_id) | (input_ids[:, 1:] == config.pad_token_id)
+        text = input_ids[:, config.condition_length + 1 :]
+        before_end = (text == config.eos_token_id).cumsum(1) == 0
+        never = (text == config.bos_token_id) | (text == config.pad_token_id)
         if (never & before_end).any():
             row = int((never & before_end).any(1).nonzero()[0])
             raise ValueError(f"`input_ids` has START or PAD before END in row {row}; PAD may only follow END.")

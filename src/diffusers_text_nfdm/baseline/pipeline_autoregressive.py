@@ -7,11 +7,14 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..clocks import check_known
 from ..models import evaluation_mode
 from ..models.token_choice import draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
-from ..pipelines.samples import check_samples, check_temperature, decode_texts, sample_generators
+from ..pipelines.prompts import write_prompts
+from ..pipelines.samples import check_choice, check_samples, decode_texts, sample_generators
+from ..pipelines.token_writing import begins
 from .modeling import AutoregressiveModel
 
 
@@ -35,22 +38,39 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
     @torch.no_grad()
     def __call__(
         self,
-        num_samples: int = 1,
+        num_samples: int | None = None,
         batch_size: int = 64,
         generator: torch.Generator | list[torch.Generator] | None = None,
         temperature: float = 1.0,
+        min_p: float = 0.0,
+        prompt: str | list[str] | None = None,
+        condition: str | list[str] | None = None,
+        input_ids: Tensor | None = None,
+        known: Tensor | None = None,
     ) -> NFDMTextPipelineOutput:
         """Generate texts.
 
         Args:
-            num_samples: number of texts.
+            num_samples: number of texts, 1 unless prompts or `input_ids` say how many.
             batch_size: texts made at a time. A sample does not depend on it.
             generator: one generator, from which one per sample is derived, or a list with one per sample.
             temperature: tokens are drawn from `softmax(logits / temperature)`; 1 samples the model's distribution, 0
                 takes the most probable token.
+            min_p: tokens of less than this share of the largest probability are not drawn.
+            prompt: the beginning of a text, or of each.
+            condition: what a text is to obey, or each, for a model that was trained with conditions.
+            input_ids, known: token ids `(num_samples, max_length)` and which of them are given, from START on.
         """
+        config = self.model.config
+        if prompt is not None or condition is not None or (config.condition_length and input_ids is None):
+            options = {"batch_size": batch_size, "temperature": temperature, "min_p": min_p}
+            return write_prompts(self, prompt, condition, num_samples, generator, {}, options)
+        if num_samples is None:
+            num_samples = 1 if input_ids is None else len(input_ids)
         check_samples(num_samples, batch_size, generator)
-        check_temperature(temperature)
+        choice = {"temperature": temperature, "min_p": min_p}
+        check_choice(**choice)
+        self._check_given(num_samples, input_ids, known)
         generators = sample_generators(num_samples, generator)
         starts = range(0, num_samples, batch_size)
         sequences, calls = [], 0
@@ -59,21 +79,44 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
             self.progress_bar(total=len(starts) * (self.model.config.max_length - 1)) as bar,
         ):
             for start in starts:
-                batch, taken = self._generate(generators[start : start + batch_size], temperature, bar)
+                rows = slice(start, start + batch_size)
+                given = [None if x is None else x[rows].to(self._execution_device) for x in (input_ids, known)]
+                batch, taken = self._generate(generators[rows], choice, bar, *given)
                 sequences.append(batch)
                 calls = max(calls, taken)
         self.maybe_free_model_hooks()
         sequences = torch.cat(sequences).cpu()
-        ended = (sequences == self.model.config.eos_token_id).cumsum(-1) > 0
+        ended = (sequences == config.eos_token_id).cumsum(-1) > 0
+        written = ~ended[:, :-1] if known is None else ~ended[:, :-1] & ~known[:, 1:].cpu()
         return NFDMTextPipelineOutput(
-            texts=decode_texts(sequences, self.tokenizer),
+            texts=decode_texts(sequences, self.tokenizer, config.condition_length),
             sequences=sequences,
             num_function_evaluations=calls,
             # One for each token up to END.
-            calls=(~ended[:, :-1]).sum(-1),
+            calls=written.sum(-1),
         )
 
-    def _generate(self, generators: list[torch.Generator], temperature: float, bar) -> tuple[Tensor, int]:
+    def _check_given(self, num_samples: int, input_ids: Tensor | None, known: Tensor | None) -> None:
+        if (input_ids is None) != (known is None):
+            raise ValueError("`input_ids` and `known` go together: token ids, and which of them are given.")
+        if input_ids is None:
+            return
+        if len(input_ids) != num_samples:
+            raise ValueError(f"`input_ids` has {len(input_ids)} rows for {num_samples} samples; each needs one.")
+        check_known(known, (num_samples, self.model.config.max_length))
+        if not begins(known):
+            raise ValueError(
+                "An autoregressive model continues a beginning; here are known tokens behind unknown ones."
+            )
+
+    def _generate(
+        self,
+        generators: list[torch.Generator],
+        choice: dict[str, float],
+        bar,
+        given: Tensor | None = None,
+        known: Tensor | None = None,
+    ) -> tuple[Tensor, int]:
         """One batch of sequences `(batch, max_length)`, and the number of network calls it took."""
         model, config, device = self.model, self.model.config, self._execution_device
         positions = config.max_length - 1
@@ -84,9 +127,16 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         sequences = torch.full((len(generators), config.max_length), config.pad_token_id, device=device)
         sequences[:, 0] = config.bos_token_id
         ended, cache, calls = torch.zeros(len(generators), dtype=torch.bool, device=device), None, 0
-        for position in range(positions):
-            logits, cache = model.token_logits(sequences[:, position : position + 1], cache, use_cache=True)
-            tokens = draw_tokens(logits[:, -1].double(), uniforms[:, position], temperature)
+        # What is given in all texts is read in one call.
+        begun, read = 1, 0
+        if known is not None:
+            sequences, begun = torch.where(known, given, sequences), int(known.sum(-1).min())
+        for position in range(begun - 1, positions):
+            logits, cache = model.token_logits(sequences[:, read : position + 1], cache, use_cache=True)
+            read = position + 1
+            tokens = draw_tokens(logits[:, -1].double(), uniforms[:, position], **choice)
+            if known is not None:
+                tokens = torch.where(known[:, position + 1], given[:, position + 1], tokens)
             sequences[:, position + 1] = tokens.masked_fill(ended, config.pad_token_id)
             ended |= tokens == config.eos_token_id
             calls += 1

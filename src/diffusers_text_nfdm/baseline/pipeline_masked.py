@@ -15,7 +15,8 @@ from ..models import evaluation_mode
 from ..models.token_choice import draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
-from ..pipelines.samples import check_samples, check_temperature, decode_texts, sample_generators
+from ..pipelines.prompts import write_prompts
+from ..pipelines.samples import check_choice, check_samples, decode_texts, sample_generators
 from .masked_modeling import MaskedDiffusionModel
 
 
@@ -54,6 +55,10 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
         num_inference_steps: int = 64,
         block_size: int | None = None,
         remasking: str = "confidence",
+        prompt: str | list[str] | None = None,
+        condition: str | list[str] | None = None,
+        gen_length: int | None = None,
+        max_gap_length: int = 16,
         input_ids: Tensor | None = None,
         known: Tensor | None = None,
         batch_size: int = 64,
@@ -72,6 +77,7 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
             block_size: tokens of a block, instead of the model's own; `max_length` is the whole text.
             remasking: which tokens are kept: `"confidence"`, those that the model is surest of, or `"random"` ones,
                 ancestral sampling of MDLM.
+            prompt, condition, gen_length, max_gap_length: see `NFDMTextPipeline`.
             input_ids, known: token ids `(num_samples, max_length)` and which of them are given; the others are
                 written, and those that are known come back as they are.
             batch_size: texts made at a time. A sample does not depend on it.
@@ -79,13 +85,21 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
             temperature, top_k, top_p, min_p: how tokens are drawn from the logits, see `token_probabilities`; at
                 temperature 0 the most probable ones are taken.
         """
+        config = self.model.config
+        if prompt is not None or condition is not None or (config.condition_length and input_ids is None):
+            lengths = {"gen_length": gen_length, "max_gap_length": max_gap_length}
+            options = {
+                "num_inference_steps": num_inference_steps, "block_size": block_size, "remasking": remasking,
+                "batch_size": batch_size, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+            }  # fmt: skip
+            return write_prompts(self, prompt, condition, num_samples, generator, lengths, options)
         if num_samples is None:
             num_samples = 1 if input_ids is None else len(input_ids)
         model = self.model
         check_samples(num_samples, batch_size, generator)
         check_one_of("remasking", remasking, REMASKING)
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        _check_choice(**choice)
+        check_choice(**choice)
         self._check_given(num_samples, input_ids, known)
         size = model.block_size(block_size) or model.config.max_length
         steps = self._steps(num_inference_steps, size)
@@ -110,7 +124,7 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
         self.maybe_free_model_hooks()
         sequences, calls = torch.cat(sequences).cpu(), torch.cat(calls).cpu()
         return NFDMTextPipelineOutput(
-            texts=decode_texts(sequences, self.tokenizer),
+            texts=decode_texts(sequences, self.tokenizer, config.condition_length),
             sequences=sequences,
             num_function_evaluations=int(calls.max()),
             calls=calls,
@@ -191,17 +205,3 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
             if window.stop < length:
                 _, clean = model.read_clean(tokens, clean)
         return calls
-
-
-def _check_choice(temperature: float, top_k: int | None, top_p: float | None, min_p: float) -> None:
-    check_temperature(temperature)
-    if temperature == 0 and (top_k is not None or top_p is not None or min_p):
-        raise ValueError(
-            "`top_k`, `top_p` and `min_p` need a `temperature` above 0: at 0 the most probable token is taken."
-        )
-    if top_k is not None and (not is_number(top_k) or not isinstance(top_k, int) or top_k < 1):
-        raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
-    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
-        raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
-    if not (is_number(min_p) and 0 <= min_p < 1):
-        raise ValueError(f"`min_p` is {min_p!r}; it must be in [0, 1).")

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..clocks import Clock, Density, check_known
+from ..conditions import with_condition
 from ..models import TERMS, TextDiffusionModel, evaluation_mode
 from ..objective import bound
 from ..version import __version__
@@ -67,8 +68,11 @@ def estimate_likelihood(
         check_known(known, input_ids.shape)
         if chars is not None:
             raise ValueError("`num_chars` is of whole texts; with `known` tokens leave it out.")
+        tokens = None if tokens is None else unknown_tokens(known, tokens, model.config.condition_length)
+    share = None if known is None else known.double().mean()
+    known = with_condition(known, input_ids, model.config.condition_length)
+    if known is not None:
         positions = (~known).sum(1).double()
-        tokens = None if tokens is None else unknown_tokens(known, tokens)
     if num_draws < 2 or num_draws % 2:
         raise ValueError(f"`num_draws` is {num_draws}; it must be an even number of at least 2.")
     if time_sampler not in TIME_SAMPLERS:
@@ -97,8 +101,8 @@ def estimate_likelihood(
         "dtype": str(model.dtype),
         "version": __version__,
     }
-    if known is not None:
-        protocol["known"] = f"{known.double().mean():.1%} of the tokens are given, and not counted"
+    if share is not None:
+        protocol["known"] = f"{share:.1%} of the tokens are given, and not counted"
     evaluations *= model.config.calls_per_prediction
     return in_units(dict(zip(TERMS, halves)), positions, tokens, chars, evaluations, protocol)
 
@@ -177,9 +181,9 @@ def prepared_texts(
     return input_ids, tokens, chars
 
 
-def unknown_tokens(known: Tensor, tokens: Tensor) -> Tensor:
-    """Real tokens of each text, which follow START, without the known ones."""
-    positions = torch.arange(known.shape[1])
+def unknown_tokens(known: Tensor, tokens: Tensor, condition_length: int = 0) -> Tensor:
+    """Real tokens of each text, which follow START and the condition, without the known ones."""
+    positions = torch.arange(known.shape[1]) - condition_length
     real = (positions >= 1) & (positions <= tokens[:, None])
     unknown = (real & ~known.cpu()).sum(1).double()
     if not (unknown > 0).all():

@@ -86,9 +86,10 @@ def jump_nats(
     n, length = input_ids.shape
     uniforms = torch.rand(n, length, generator=generator, device=input_ids.device, dtype=torch.float64)
     noise, nats = torch.zeros_like(uniforms), uniforms.new_zeros(n)
-    positions = torch.arange(1, length, device=input_ids.device)
-    inside = (positions - 1) % jump_length
-    for token in range(min(jump_length, length - 1)):
+    given = 1 + model.config.condition_length
+    positions = torch.arange(given, length, device=input_ids.device)
+    inside = (positions - given) % jump_length
+    for token in range(min(jump_length, length - given)):
         begun, own = positions[inside <= token], positions[inside == token]
         places, guess = Places(begun, begun - inside[inside <= token]), None
         for _ in range(calls_per_jump):

@@ -55,7 +55,7 @@ def masked_likelihood(
         if chars is not None:
             raise ValueError("`num_chars` is of whole texts; with `known` tokens leave it out.")
         positions = (~known).sum(1).double()
-        tokens = None if tokens is None else unknown_tokens(known, tokens)
+        tokens = None if tokens is None else unknown_tokens(known, tokens, model.config.condition_length)
     if num_draws < 2 or num_draws % 2:
         raise ValueError(f"`num_draws` is {num_draws}; it must be an even number of at least 2.")
 

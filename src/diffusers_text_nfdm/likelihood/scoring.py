@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..clocks import Clock
+from ..conditions import with_condition
 from ..models import TextDiffusionModel, evaluation_mode
 from ..objective import bound
 
@@ -62,6 +63,7 @@ def score_texts(
                 nats = model.clean_stream(batch, None, True)[1].sum(-1) if diffusion else _exact(model, batch)
                 values.append(torch.stack([nats.double(), torch.zeros_like(nats, dtype=torch.float64)]).cpu())
                 continue
+            given = with_condition(given, batch, model.config.condition_length)
             values.append(_bounds(model, batch, given, model.clock(clock), num_draws, seed))
     return Scores(*torch.cat(values, dim=1))
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 
 from ..checks import check_one_of, check_positive
 from ..clocks import make_clock
+from ..conditions import check_condition_length
 
 
 # Raised when a checkpoint of today could no longer be read by the code of yesterday.
@@ -40,6 +41,9 @@ class TextDiffusionConfig(PreTrainedConfig):
     Args:
         vocab_size: number of tokens.
         max_length: number of positions of every sequence, padding included.
+        condition_length: tokens of a condition, which stands between START and the text (`conditions`); 0 for none.
+        condition_dropout: share of the texts from which training took the condition, so that guidance is possible.
+        copied_slots: slots of a condition whose values are copied to the text.
         clock: the clock of the bound and of sampling, unless another one is given: see `clocks`. The paper's is
             `"shared"`.
         trained_clocks: the clocks that the model was trained on, if that is known; sampling along another one warns.
@@ -71,6 +75,9 @@ class TextDiffusionConfig(PreTrainedConfig):
 
     vocab_size: int = 10767
     max_length: int = 64
+    condition_length: int = 0
+    condition_dropout: float = 0.0
+    copied_slots: list | None = None
     clock: str | dict = "shared"
     trained_clocks: list | None = None
     embedding_dim: int = 128
@@ -116,6 +123,7 @@ class TextDiffusionConfig(PreTrainedConfig):
             num_time_buckets=self.num_time_buckets,
         )
         self._check_heads("hidden_size", "num_attention_heads")
+        check_condition_length(self.condition_length, self.max_length)
         check_one_of("predictor", self.predictor, PREDICTORS)
         check_one_of("prediction_type", self.prediction_type, PREDICTION_TYPES)
         if self.jumps and (self.predictor, self.prediction_type) != ("two_stream", "categorical"):

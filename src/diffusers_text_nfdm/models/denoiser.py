@@ -159,14 +159,15 @@ class Denoiser:
         self, input_ids: Tensor, windows: Windows | None, next_token: bool = False, detach_process: bool = False
     ) -> tuple[CleanTokens | None, Tensor | None]:
         """What noisy tokens see of the clean text, and with `next_token` `-log p(x_i | x_<i)` of it,
-        `(batch, seq - 1)`.
+        `(batch, seq - 1)`, that of the condition left out.
         """
         if windows is None and not next_token:
             return None, None
         states, clean = self.read_clean(input_ids, None, detach_process)
         losses = None
         if next_token:
-            losses, _ = linear_cross_entropy(*self.next_token_factors(states[:, :-1]), input_ids[:, 1:])
+            first = self.config.condition_length
+            losses, _ = linear_cross_entropy(*self.next_token_factors(states[:, first:-1]), input_ids[:, first + 1 :])
         return (None if windows is None else clean), losses
 
 

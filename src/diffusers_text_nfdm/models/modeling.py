@@ -14,6 +14,7 @@ from transformers import initialization as init
 
 from .. import objective
 from ..clocks import Clock, Density, Windows, check_known, hold_known, make_clock
+from ..conditions import with_condition
 from ..forward_processes import ForwardProcess
 from ..networks.bert_predictor import BertPredictor
 from ..networks.context_encoder import ContextEncoder
@@ -241,6 +242,7 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
         """
         self.check_inputs(input_ids, known, t)
         self._check_options(cross_entropy, next_token_weight, next_token_only, jump_calls, known)
+        known = with_condition(known, input_ids, self.config.condition_length)
         if next_token_only:
             return self._next_token_output(input_ids, next_token_weight, return_dict)
         clock = self.clock(clock)

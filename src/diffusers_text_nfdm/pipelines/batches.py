@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from diffusers.utils import BaseOutput
@@ -11,7 +12,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..clocks import Clock
+from ..models import TextDiffusionModel
 from ..networks.two_stream_predictor import CleanTokens
+
+
+if TYPE_CHECKING:
+    from .guidance import GuidedModel
 
 
 @dataclass
@@ -41,6 +47,7 @@ class NFDMTextPipelineOutput(BaseOutput):
 class Options:
     """How texts are to be made."""
 
+    model: TextDiffusionModel | GuidedModel
     num_steps: int | None
     timesteps: Sequence[float] | None
     clock: Clock

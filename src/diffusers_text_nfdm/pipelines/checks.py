@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from .samples import check_samples, check_temperature
 
 
 if TYPE_CHECKING:
-    from ..models import TextDiffusionConfig
+    from ..models import TextDiffusionConfig, TextDiffusionModel
     from .pipeline_nfdm_text import NFDMTextPipeline
 
 
@@ -60,6 +61,26 @@ def check_token_scheduler(pipeline: NFDMTextPipeline, num_calls: int | None, **g
     for argument, value in given.items():
         if value is not None:
             raise ValueError(f"`{argument}` has no meaning for {name}; leave it out.")
+
+
+def check_guidance(config: TextDiffusionConfig, scale: float, weaker: TextDiffusionModel | None) -> None:
+    """Raise a ValueError for a guidance that cannot be."""
+    if not is_number(scale) or not math.isfinite(scale) or scale <= 0:
+        raise ValueError(f"`guidance_scale` is {scale!r}; it must be a number above 0.")
+    if weaker is not None and weaker.config.vocab_size != config.vocab_size:
+        raise ValueError(
+            f"`guidance_model` has {weaker.config.vocab_size} tokens, and the model {config.vocab_size}; they need "
+            "the same vocabulary."
+        )
+    if scale == 1:
+        if weaker is not None:
+            raise ValueError("`guidance_model` has no effect with a `guidance_scale` of 1; give another one.")
+        return
+    if weaker is None and not config.condition_dropout:
+        raise ValueError(
+            f"`guidance_scale` is {scale}, but this model was never trained without a condition, by "
+            "`condition_dropout`; leave it out, or give a `guidance_model`."
+        )
 
 
 def check_call(

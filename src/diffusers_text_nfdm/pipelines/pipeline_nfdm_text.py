@@ -16,10 +16,11 @@ from ..models.token_choice import draw_tokens, draw_uniforms
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler, TokenScheduler
 from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_trajectories
-from .checks import check_call, check_token_scheduler, warn_of_untrained
+from .checks import check_call, check_guidance, check_token_scheduler, warn_of_untrained
+from .guidance import GuidedModel
 from .hub import HubCheckpointMixin
-from .prompts import keep_best, read_prompts, repeat_prompt
-from .samples import check_samples, decode_texts, fork, sample_generators
+from .prompts import write_prompts
+from .samples import decode_texts, fork, sample_generators
 from .token_writing import filling_scheduler, needs_filling, write_tokens
 
 
@@ -53,11 +54,14 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     def __call__(
         self,
         prompt: str | list[str] | None = None,
+        condition: str | list[str] | None = None,
         num_samples: int | None = None,
         num_inference_steps: int | None = None,
         clock: str | dict | Clock | None = None,
         gen_length: int | None = None,
         max_gap_length: int = 16,
+        guidance_scale: float = 1.0,
+        guidance_model: TextDiffusionModel | None = None,
         input_ids: Tensor | None = None,
         known: Tensor | None = None,
         batch_size: int = 64,
@@ -79,6 +83,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         Args:
             prompt: what is known of a text, or of each: a beginning, which is continued, or a whole text with tokens
                 to fill in, `[MASK]` for each, or one `[GAP]` of unknown length (`prompts.py`).
+            condition: what a text is to obey, or each, for a model that was trained with conditions.
             num_samples: number of texts, 1 unless prompts, `latents` or `input_ids` say how many.
             num_inference_steps: sampling steps, by default 64, or one per block where there are more of them. The
                 paper uses 2000, and 64 and 32 in an ablation. Of a `JumpScheduler` the calls of a text, by default 16
@@ -87,6 +92,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             gen_length: tokens that continue a beginning; END follows them. By default END is left to the model.
             max_gap_length: a gap is filled with every number of tokens up to this, and of these texts the most
                 probable one is taken: by the clean stream, which is exact, or else by the bound.
+            guidance_scale: w of `w logits + (1 - w) logits of a weaker model`; above 1 conditions are obeyed more, at
+                the cost of variety. Every call is then two.
+            guidance_model: the weaker model, such as an earlier checkpoint; by default the same without condition.
             input_ids, known: token ids `(num_samples, max_length)` and which of them are given; the others are
                 written, and those that are known come back as they are.
             batch_size: texts made at a time. A sample does not depend on it.
@@ -105,21 +113,27 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 (its best tokens). It may return a dict whose `latents` replace those of the pipeline. Between the
                 stages of one step of Heun or of an adaptive method they only change where the drift is taken.
         """
-        if prompt is not None or needs_filling(self.scheduler, known):
+        config = self.model.config
+        prompted = prompt is not None or condition is not None
+        prompted |= bool(config.condition_length) and input_ids is None
+        if prompted or needs_filling(self.scheduler, known):
             options = {
                 "num_inference_steps": num_inference_steps, "clock": clock, "batch_size": batch_size,
+                "guidance_scale": guidance_scale, "guidance_model": guidance_model,
                 "timesteps": timesteps, "latents": latents, "temperature": temperature, "top_k": top_k,
                 "top_p": top_p, "clamp_predictions": clamp_predictions, "output_type": output_type,
                 "return_trajectory": return_trajectory, "callback_on_step_end": callback_on_step_end,
                 "callback_on_step_end_tensor_inputs": callback_on_step_end_tensor_inputs,
             }  # fmt: skip
-            if prompt is None:
+            if not prompted:
                 output = self._fill(input_ids, known, generator, options)
             else:
                 if input_ids is not None or latents is not None:
-                    raise ValueError("`prompt` says what is known; leave out `input_ids`, `known` and `latents`.")
+                    raise ValueError(
+                        "`prompt` and `condition` say what is known; leave out `input_ids`, `known` and `latents`."
+                    )
                 lengths = {"gen_length": gen_length, "max_gap_length": max_gap_length}
-                output = self._answer(prompt, num_samples, generator, lengths, options)
+                output = write_prompts(self, prompt, condition, num_samples, generator, lengths, options)
             return output if return_dict else output.to_tuple()
         if gen_length is not None:
             raise ValueError("`gen_length` needs a `prompt`, which it continues.")
@@ -137,6 +151,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             output_type="latent" if output_type == "latent" else None,
             callback_on_step_end=callback_on_step_end,
         )
+        check_guidance(config, guidance_scale, guidance_model)
         clock = self.model.clock(clock)
         warn_of_untrained(self.model.config, clock)
         if num_inference_steps is None and timesteps is None and not isinstance(self.scheduler, TokenScheduler):
@@ -148,7 +163,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             clamp_predictions, output_type, callback_on_step_end_tensor_inputs,
         )  # fmt: skip
         starts = range(0, num_samples, batch_size)
+        guided = guidance_scale != 1
         options = Options(
+            model=GuidedModel(self.model, guidance_scale, guidance_model) if guided else self.model,
             num_steps=num_inference_steps,
             timesteps=timesteps,
             clock=clock,
@@ -174,11 +191,13 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self.maybe_free_model_hooks()
         calls = torch.cat([torch.as_tensor(batch.calls).expand(len(batch.z)) for batch in batches]).cpu()
         if not isinstance(self.scheduler, TokenScheduler):
-            calls = calls * self.model.config.calls_per_prediction
+            calls = calls * config.calls_per_prediction
+        if guided:
+            calls = 2 * calls
         sequences = None if output_type == "latent" else torch.cat([batch.written for batch in batches]).cpu()
         trajectory, trajectory_times = join_trajectories(batches) if return_trajectory else (None, None)
         output = NFDMTextPipelineOutput(
-            texts=decode_texts(sequences, self.tokenizer) if output_type == "text" else None,
+            texts=decode_texts(sequences, self.tokenizer, config.condition_length) if output_type == "text" else None,
             sequences=sequences,
             latents=torch.cat([batch.z for batch in batches]) if output_type == "latent" else None,
             trajectory=trajectory,
@@ -187,28 +206,6 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             calls=calls,
         )
         return output if return_dict else output.to_tuple()
-
-    def _answer(
-        self,
-        prompt: str | list[str],
-        num_samples: int | None,
-        generator: torch.Generator | list[torch.Generator] | None,
-        lengths: dict,
-        options: dict,
-    ) -> NFDMTextPipelineOutput:
-        """Texts from prompts; of a gap the most probable candidate."""
-        texts = repeat_prompt(prompt, num_samples)
-        prompts = read_prompts(texts, self.tokenizer, self.model.config.max_length, **lengths)
-        check_samples(len(texts), options["batch_size"], generator)
-        generators = sample_generators(len(texts), generator)
-        # Every candidate has the random numbers of its text.
-        rows = [
-            torch.Generator(one.device).set_state(one.get_state())
-            for one, n in zip(generators, prompts.candidates)
-            for _ in range(n)
-        ]
-        output = self(input_ids=prompts.input_ids, known=prompts.known, generator=rows, **options)
-        return keep_best(self.model, prompts, output)
 
     def _fill(
         self,
@@ -298,11 +295,11 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 batch.times.append(1 - written.cpu() / tokens.shape[1])
             options.bar.update()
 
-        batch.written, batch.calls = write_tokens(self.model, self.scheduler, batch, options.num_steps, note)
+        batch.written, batch.calls = write_tokens(options.model, self.scheduler, batch, options.num_steps, note)
 
     def _predict(self, batch: TextBatch, timestep: Tensor, clock: BatchClock, options: Options) -> Prediction | Tensor:
         """What the model says of the tokens: of those of the window, if the clock has windows."""
-        model, scheduler = self.model, self.scheduler
+        model, scheduler = options.model, self.scheduler
         z = scheduler.scale_model_input(batch.z, timestep)
         windows, window, clean = None, None, None
         if clock.has_windows:
@@ -325,10 +322,10 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self._write(batch, written, options)
         kept = 0 if batch.clean is None else len(batch.clean)
         if kept < written:
-            _, batch.clean = self.model.read_clean(batch.written[:, kept:], batch.clean)
+            _, batch.clean = options.model.read_clean(batch.written[:, kept:], batch.clean)
         if seen == written:
             return batch.clean
-        return self.model.read_clean(self._choose(batch, slice(written, seen), options), batch.clean)[1]
+        return options.model.read_clean(self._choose(batch, slice(written, seen), options), batch.clean)[1]
 
     def _write(self, batch: TextBatch, stop: int, options: Options) -> None:
         """Choose the tokens up to `stop` from z_0."""

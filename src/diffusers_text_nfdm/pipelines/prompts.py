@@ -3,6 +3,8 @@
 "One windy Friday, Leo"                     a beginning, which is continued
 "One windy Friday, [MASK][MASK] a tuba."    a whole text, in which every [MASK] becomes one token
 "One windy Friday, Leo [GAP] a tuba."       a whole text with a gap of unknown length
+
+A condition stands beside them, before the text (`conditions`).
 """
 
 from __future__ import annotations
@@ -11,20 +13,24 @@ import dataclasses
 import re
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..checks import is_number
+from ..conditions import encode_conditions, put_in, spread, take_out
 from ..likelihood.scoring import score_texts
 from ..tokenization import special_ids
+from .samples import check_samples, sample_generators
 
 
 if TYPE_CHECKING:
+    from ..baseline import AutoregressivePipeline, MaskedDiffusionPipeline
     from ..models import TextDiffusionModel
     from .batches import NFDMTextPipelineOutput
+    from .pipeline_nfdm_text import NFDMTextPipeline
 
 
 MASK, GAP = "[MASK]", "[GAP]"
@@ -50,6 +56,8 @@ def read_prompts(
     max_length: int,
     gen_length: int | None = None,
     max_gap_length: int = 16,
+    conditions: list[str | None] | None = None,
+    condition_length: int = 0,
 ) -> Prompts:
     """Token ids and which of them are known.
 
@@ -58,13 +66,19 @@ def read_prompts(
         max_length: positions of the model, START and END included.
         gen_length: tokens that continue a beginning; END follows them. By default END is left to the model.
         max_gap_length: the most tokens that a gap is tried with.
+        conditions: one for each text, in `condition_length` places.
     """
     for name, value in (("gen_length", gen_length), ("max_gap_length", max_gap_length)):
         if value is not None and (not is_number(value) or not isinstance(value, int) or value < 1):
             raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
     start, end, pad = special_ids(tokenizer)
     rows, candidates, outside = [], [], {}
-    for prompt in prompts:
+    conditions = [None] * len(prompts) if conditions is None else conditions
+    for condition in conditions:
+        _note_unknown(spread(condition or ""), tokenizer, outside)
+    given = encode_conditions(conditions, tokenizer, condition_length, pad)
+    room = max_length - condition_length
+    for prompt, condition in zip(prompts, given):
         parts = _parts(prompt, tokenizer, outside)
         closed = any(part in (MASK, GAP) for part in parts)
         if closed and gen_length is not None:
@@ -75,14 +89,14 @@ def read_prompts(
             parts += [MASK] * gen_length if gen_length is not None else []
             closed = gen_length is not None
         tokens = sum(1 if part in (MASK, GAP) else len(part) for part in parts) + 1 + closed
-        if tokens > max_length or (not closed and tokens == max_length):
+        if tokens > room or (not closed and tokens == room):
             raise ValueError(
                 f"The prompt {prompt[:60]!r} takes {tokens} tokens with START{' and END' * closed}"
-                f"{'' if closed else ' and leaves none to write'}; the model has {max_length} positions."
+                f"{'' if closed else ' and leaves none to write'}; the model has {room} positions."
             )
-        lengths = range(1, min(max_gap_length, max_length - tokens + 1) + 1) if GAP in parts else [1]
+        lengths = range(1, min(max_gap_length, room - tokens + 1) + 1) if GAP in parts else [1]
         for length in lengths:
-            rows.append(_row(parts, length, closed, max_length, start, end, pad))
+            rows.append(_row([start, *condition], parts, length, closed, max_length, end, pad))
         candidates.append(len(lengths))
     if outside:
         warnings.warn(f"Not in the vocabulary, read as unknown words: {', '.join(map(repr, outside))}.", stacklevel=3)
@@ -90,15 +104,75 @@ def read_prompts(
     return Prompts(input_ids, known, candidates)
 
 
-def repeat_prompt(prompt: str | list[str], num_samples: int | None) -> list[str]:
-    """A prompt for each text."""
-    if isinstance(prompt, str):
-        return [prompt] * (1 if num_samples is None else num_samples)
-    if not isinstance(prompt, (list, tuple)) or not prompt:
-        raise ValueError(f"`prompt` is {prompt!r}; it must be a text or a list of texts.")
-    if num_samples is not None and num_samples != len(prompt):
-        raise ValueError(f"`num_samples` is {num_samples} with {len(prompt)} prompts; leave it out.")
-    return list(prompt)
+def for_each_text(**given: str | list[str] | None) -> dict[str, list[str | None]]:
+    """`prompt` and `condition` for each of `num_samples` texts."""
+    number = given.pop("num_samples")
+    for name, value in given.items():
+        if value is None or isinstance(value, str):
+            continue
+        if not isinstance(value, (list, tuple)) or not value:
+            raise ValueError(f"`{name}` is {value!r}; it must be a text or a list of texts.")
+        if number is not None and number != len(value):
+            raise ValueError(f"There are {len(value)} of `{name}` for {number} texts; leave `num_samples` out.")
+        number = len(value)
+    number = 1 if number is None else number
+    return {
+        name: [value] * number if value is None or isinstance(value, str) else list(value)
+        for name, value in given.items()
+    }
+
+
+def write_prompts(
+    pipeline: NFDMTextPipeline | MaskedDiffusionPipeline | AutoregressivePipeline,
+    prompt: str | list[str] | None,
+    condition: str | list[str] | None,
+    num_samples: int | None,
+    generator: torch.Generator | list[torch.Generator] | None,
+    lengths: dict[str, int | None],
+    options: dict[str, Any],
+) -> NFDMTextPipelineOutput:
+    """Texts from prompts and conditions; of a gap the most probable candidate.
+
+    Args:
+        lengths: `gen_length` and `max_gap_length`.
+        options: all other arguments of the pipeline's call.
+    """
+    config = pipeline.model.config
+    check_condition(config, condition)
+    given = for_each_text(prompt=prompt, condition=condition, num_samples=num_samples)
+    conditions = given["condition"]
+    slots = config.copied_slots or []
+    prompts = read_prompts(
+        ["" if text is None else text for text in given["prompt"]],
+        pipeline.tokenizer,
+        config.max_length,
+        **lengths,
+        conditions=[one and take_out(one, "", slots)[0] for one in conditions],
+        condition_length=config.condition_length,
+    )
+    check_samples(len(conditions), options["batch_size"], generator)
+    generators = sample_generators(len(conditions), generator)
+    # Every candidate has the random numbers of its text.
+    rows = [
+        torch.Generator(one.device).set_state(one.get_state())
+        for one, n in zip(generators, prompts.candidates)
+        for _ in range(n)
+    ]
+    output = pipeline(input_ids=prompts.input_ids, known=prompts.known, generator=rows, **options)
+    output = keep_best(pipeline.model, prompts, output)
+    if output.texts is not None and slots:
+        output.texts = [put_in(text, one or "", slots) for text, one in zip(output.texts, conditions)]
+    return output
+
+
+def check_condition(config: Any, condition: str | list[str] | None) -> None:
+    """Raise a ValueError for a condition that the model cannot read, or one that it cannot be without."""
+    if condition is not None and not config.condition_length:
+        raise ValueError(
+            "`condition` is given, but this model was trained without conditions: see `condition_column`."
+        )
+    if condition is None and config.condition_length and not config.condition_dropout:
+        raise ValueError("This model was always trained with a condition; it needs a `condition`.")
 
 
 @torch.no_grad()
@@ -135,18 +209,24 @@ def _parts(prompt: str, tokenizer: PreTrainedTokenizerBase, outside: dict[str, N
             parts.append(piece)
         elif piece.strip():
             ids = tokenizer(piece, add_special_tokens=False)["input_ids"]
-            if tokenizer.unk_token_id in ids:
-                for word in piece.split():
-                    if tokenizer.unk_token_id in tokenizer(word, add_special_tokens=False)["input_ids"]:
-                        outside[word] = None
+            _note_unknown(piece, tokenizer, outside)
             parts.append(ids)
     return parts
 
 
+def _note_unknown(text: str, tokenizer: PreTrainedTokenizerBase, outside: dict[str, None]) -> None:
+    """Note the words of a text that the tokenizer does not know."""
+    if tokenizer.unk_token_id not in tokenizer(text, add_special_tokens=False)["input_ids"]:
+        return
+    for word in text.split():
+        if tokenizer.unk_token_id in tokenizer(word, add_special_tokens=False)["input_ids"]:
+            outside[word] = None
+
+
 def _row(
-    parts: list[list[int] | str], gap: int, closed: bool, max_length: int, start: int, end: int, pad: int
+    head: list[int], parts: list[list[int] | str], gap: int, closed: bool, max_length: int, end: int, pad: int
 ) -> tuple[Tensor, Tensor]:
-    ids, known = [start], [True]
+    ids, known = list(head), [True] * len(head)
     for part in parts:
         unknown = {MASK: 1, GAP: gap}.get(part) if isinstance(part, str) else None
         ids += [pad] * unknown if unknown else part

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..checks import is_number
+from ..conditions import text_tokens
 from ..tokenization import content_ids
 
 
@@ -33,6 +34,21 @@ def check_temperature(temperature: float) -> None:
         raise ValueError(f"`temperature` is {temperature!r}; it must be at least 0 (0 takes the most probable token).")
 
 
+def check_choice(temperature: float, top_k: int | None = None, top_p: float | None = None, min_p: float = 0.0) -> None:
+    """Raise a ValueError for ways of drawing tokens that cannot be."""
+    check_temperature(temperature)
+    if temperature == 0 and (top_k is not None or top_p is not None or min_p):
+        raise ValueError(
+            "`top_k`, `top_p` and `min_p` need a `temperature` above 0: at 0 the most probable token is taken."
+        )
+    if top_k is not None and (not is_number(top_k) or not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
+    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
+        raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
+    if not (is_number(min_p) and 0 <= min_p < 1):
+        raise ValueError(f"`min_p` is {min_p!r}; it must be in [0, 1).")
+
+
 def sample_generators(
     num_samples: int, generator: torch.Generator | list[torch.Generator] | None
 ) -> list[torch.Generator]:
@@ -44,10 +60,10 @@ def sample_generators(
     return [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
 
-def decode_texts(sequences: Tensor, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The texts of token ids `(samples, seq)`."""
+def decode_texts(sequences: Tensor, tokenizer: PreTrainedTokenizerBase, condition_length: int = 0) -> list[str]:
+    """The texts of token ids `(samples, seq)`, without their condition."""
     # Most tokenizers would drop UNK with the other special tokens and would not stop at END, which flatters a model.
-    return [tokenizer.decode(content_ids(ids, tokenizer)) for ids in sequences.tolist()]
+    return [tokenizer.decode(content_ids(ids, tokenizer)) for ids in text_tokens(sequences, condition_length).tolist()]
 
 
 def fork(generator: torch.Generator) -> torch.Generator:

@@ -32,7 +32,12 @@ def needs_filling(scheduler: TextDiffusionScheduler | TokenScheduler, known: Ten
         return False
     if not isinstance(known, Tensor) or known.ndim != 2:
         return False
-    return not bool((known[:, 0] & (known[:, :-1] >= known[:, 1:]).all(-1)).all())
+    return not begins(known)
+
+
+def begins(known: Tensor) -> bool:
+    """Whether the known tokens of every text are its beginning."""
+    return bool((known[:, 0] & (known[:, :-1] >= known[:, 1:]).all(-1)).all())
 
 
 def filling_scheduler(scheduler: TokenScheduler) -> RefinementScheduler:

@@ -132,7 +132,7 @@ class MemoryGrammar:
         derivations = self._reader.derivations(_checked_text(text))
         if not derivations:
             raise ValueError(f"text is {text!r}, which is not of the language: {self.explain(text)}")
-        return [Step(branch.rule, branch.text, branch.probability) for branch in derivations[0]]
+        return [_step(branch) for branch in derivations[0]]
 
     def explain(self, text: str) -> Departure | None:
         """None for a text of the language, else the end of its longest prefix that begins some text of it."""
@@ -140,23 +140,34 @@ class MemoryGrammar:
 
     def sample(self, n: int, seed: int | str = 0) -> list[str]:
         """``n`` independent texts; a larger ``n`` with the same ``seed`` begins with the same texts."""
+        return [text for text, _ in self.sample_derivations(n, seed)]
+
+    def sample_derivations(self, n: int, seed: int | str = 0) -> Iterator[tuple[str, list[Step]]]:
+        """The texts of ``sample`` with their derivations."""
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
             raise ValueError(f"n is {n!r}; an integer >= 0 is needed")
         if not isinstance(seed, (int, str)) or isinstance(seed, bool):
             raise ValueError(f"seed is {seed!r}; an integer or a string is needed")
         # Only `random()` is promised to give the same stream in every Python version.
         draw = Random(f"stories:{seed}").random
-        texts = []
         for _ in range(n):
             parts: list[str] = []
-            self._write(Choose(self._start, None), {}, draw, parts)
-            texts.append("".join(parts).removeprefix(" "))
-        return texts
+            branches: list[Branch] = []
+            self._write(Choose(self._start, None), {}, draw, parts, branches)
+            yield "".join(parts).removeprefix(" "), [_step(branch) for branch in branches]
 
-    def _write(self, symbol: Choose | Follow, memory: dict[str, Branch], draw: Any, parts: list[str]) -> None:
+    def _write(
+        self,
+        symbol: Choose | Follow,
+        memory: dict[str, Branch],
+        draw: Any,
+        parts: list[str],
+        branches: list[Branch],
+    ) -> None:
         steered = type(symbol) is Follow
         rule = memory[symbol.var].features[symbol.feature] if steered else symbol.rule
         branch = self._rules[rule][bisect_right(self._thresholds[rule], draw())]
+        branches.append(branch)
         if not steered and symbol.var is not None:
             memory[symbol.var] = branch
         if branch.written is not None:
@@ -169,7 +180,7 @@ class MemoryGrammar:
             elif kind is Recall:
                 parts.append(_recalled_text(memory[inner.var], inner))
             else:
-                self._write(inner, memory, draw, parts)
+                self._write(inner, memory, draw, parts, branches)
 
     def enumerate(self) -> Iterator[tuple[str, Fraction]]:
         """Every text of the language with its probability, lazily; they sum to one."""
@@ -197,6 +208,10 @@ class MemoryGrammar:
             for first, middle, p in self._expand(branch.symbols, inner):
                 for second, after, q in self._expand(rest, middle):
                     yield (*first, *second), after, branch.probability * p * q
+
+
+def _step(branch: Branch) -> Step:
+    return Step(branch.rule, branch.text, branch.probability)
 
 
 def _recalled_text(branch: Branch, symbol: Recall) -> str:

@@ -16,6 +16,7 @@ from .. import schedulers
 from ..baseline import AutoregressiveConfig, MaskedDiffusionConfig
 from ..checks import check_one_of, check_positive
 from ..clocks import make_clock
+from ..conditions import check_condition_length
 from ..models import DiffusionLMConfig, MuLANConfig, NFDMConfig
 from .baseline_checks import check_baseline
 from .known_tokens import KINDS
@@ -63,6 +64,10 @@ def setting(default: Any, group: str, help: str) -> Any:
     return field(default=default, metadata=metadata)
 
 
+# Fields of a model's configuration that have settings of their own.
+FROM_SETTINGS = {"vocab_size", "max_length", "condition_length", "condition_dropout", "copied_slots"}
+
+
 @dataclass
 class TrainingArguments:
     """Settings of a run, grouped by purpose. `--help` shows them all."""
@@ -78,6 +83,9 @@ class TrainingArguments:
     cooccurrence_embeddings: bool = setting(
         False, "model", "start the embeddings from the words' neighbours in the training texts instead of at random"
     )
+    cooccurrence_rows: bool = setting(
+        False, "model", "start the rows by which a two-stream predictor reads and predicts tokens in the same way"
+    )
 
     dataset: str = setting(
         "stories", "data", "'stories' (embedded), a local file or folder, or the name of a Hub dataset"
@@ -87,6 +95,13 @@ class TrainingArguments:
         None, "data", "local validation file; otherwise a share of the data is held out"
     )
     text_column: str = setting("text", "data", "column that holds the text")
+    condition_column: str | None = setting(
+        None, "data", "column that holds a condition: attributes, a question, a record; by default there is none"
+    )
+    condition_length: int = setting(0, "data", "places for the tokens of a condition, between START and the text")
+    copied_slots: list = setting(
+        [], "data", "slots of conditions like name[Aromi] whose values are copied to the text, whatever they are"
+    )
     streaming: bool = setting(False, "data", "read a Hub dataset while training instead of downloading it")
     tokenizer: str | None = setting(
         None, "data", "folder or name of a tokenizer; otherwise a word tokenizer is built from the data"
@@ -138,6 +153,9 @@ class TrainingArguments:
         "optimisation",
         "shares of the texts of which steps on the cross-entropy give some tokens, as kind=share, of prefix, span and "
         "scattered",
+    )
+    condition_dropout: float = setting(
+        0.0, "optimisation", "share of the texts that are trained without their condition, for guidance"
     )
     growth_steps: int = setting(
         0,
@@ -261,6 +279,7 @@ class TrainingArguments:
         if self.next_token_steps and not self.next_token_weight:
             raise ValueError(f"`next_token_steps` is {self.next_token_steps}; it needs a `next_token_weight` above 0.")
         self._check_clocks()
+        self._check_condition()
         check_baseline(self)
         self._check_known_texts()
         if self.cross_entropy_steps and prediction_type != "categorical":
@@ -275,15 +294,18 @@ class TrainingArguments:
                 "'categorical' has tokens to draw."
             )
         if self.model_name_or_path is not None:
-            for name in ("tokenizer", "cooccurrence_embeddings"):
+            for name in ("tokenizer", "cooccurrence_embeddings", "cooccurrence_rows"):
                 if getattr(self, name):
                     raise ValueError(
                         f"`{name}` is {getattr(self, name)!r}, but a run from `model_name_or_path` has those of the "
                         "checkpoint; leave it out."
                     )
-        if self.streaming and self.cooccurrence_embeddings:
+        for name in ("cooccurrence_embeddings", "cooccurrence_rows"):
+            if self.streaming and getattr(self, name):
+                raise ValueError(f"`{name}` needs the texts before training, which a stream does not have.")
+        if self.cooccurrence_rows and not (two_stream and prediction_type == "categorical"):
             raise ValueError(
-                "`cooccurrence_embeddings` needs the texts before training, which a stream does not have."
+                "`cooccurrence_rows` is for `predictor` 'two_stream' with `prediction_type` 'categorical'."
             )
         if self.evaluation_draws % 2:
             raise ValueError(f"`evaluation_draws` is {self.evaluation_draws}; it must be an even number.")
@@ -292,7 +314,7 @@ class TrainingArguments:
                 f"`checkpoints_total_limit` is {self.checkpoints_total_limit}; it must be at least 1, or null for no "
                 "limit."
             )
-        known = {f.name for f in dataclasses.fields(CONFIGS[self.model_type])} - {"vocab_size", "max_length"}
+        known = {f.name for f in dataclasses.fields(CONFIGS[self.model_type])} - FROM_SETTINGS
         for key in self.model_config:
             if key not in known:
                 raise ValueError(
@@ -332,6 +354,19 @@ class TrainingArguments:
             raise ValueError(
                 f"`sampling_steps` is {self.sampling_steps}; {along} texts take at least {self.min_sampling_steps}."
             )
+
+    def _check_condition(self) -> None:
+        check_condition_length(self.condition_length, self.max_length)
+        if (self.condition_column is None) != (self.condition_length == 0):
+            raise ValueError(
+                f"`condition_column` is {self.condition_column!r} with `condition_length` {self.condition_length}; a "
+                "condition needs both: its column, and places for its tokens."
+            )
+        if not 0 <= self.condition_dropout < 1:
+            raise ValueError(f"`condition_dropout` is {self.condition_dropout!r}; it must be in [0, 1).")
+        for name in ("condition_dropout", "copied_slots"):
+            if getattr(self, name) and self.condition_column is None:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it needs a `condition_column`.")
 
     def _check_known_texts(self) -> None:
         for kind, share in self.known_texts.items():

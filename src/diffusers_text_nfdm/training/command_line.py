@@ -28,6 +28,8 @@ def parse_arguments(argv: list[str] | None = None, description: str | None = Non
             group.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, **options)
         elif setting_types()[f.name] is dict:
             group.add_argument(f"--{f.name}", nargs="+", metavar="KEY=VALUE", **options)
+        elif setting_types()[f.name] is list:
+            group.add_argument(f"--{f.name}", nargs="*", metavar="VALUE", **options)
         else:
             group.add_argument(f"--{f.name}", metavar="VALUE", **options)
     given = vars(parser.parse_args(argv))
@@ -35,7 +37,7 @@ def parse_arguments(argv: list[str] | None = None, description: str | None = Non
     try:
         arguments = TrainingArguments.from_config(
             given.pop("config"),
-            **{key: _pairs(key, value) if isinstance(value, list) else value for key, value in given.items()},
+            **{key: _pairs(key, value) if setting_types()[key] is dict else value for key, value in given.items()},
         )
     except ValueError as error:
         parser.error(str(error))

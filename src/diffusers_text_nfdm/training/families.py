@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -58,8 +59,10 @@ class ModelFamily(Protocol):
     def pipeline(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         """The pipeline that is released."""
 
-    def generate(self, pipeline, num_samples: int, generator: torch.Generator) -> NFDMTextPipelineOutput:
-        """Samples."""
+    def generate(
+        self, pipeline, num_samples: int, generator: torch.Generator, **given: Tensor
+    ) -> NFDMTextPipelineOutput:
+        """Samples, of which some tokens may be given."""
 
     def figures(self, model: PreTrainedModel, input_ids: Tensor) -> dict[str, Figure]:
         """Pictures of the model, by name."""
@@ -100,7 +103,9 @@ class DiffusionFamily:
             shared["cross_entropy"] = True
             draws.uniforms = draws.uniforms * largest_time(arguments, step)
             if arguments.known_texts:
-                known = draw_known(arguments.known_texts, batch_size, length, generator)
+                known = draw_known(arguments.known_texts, batch_size, length - arguments.condition_length, generator)
+                # Of the text; a condition is known whatever is drawn.
+                known = F.pad(known, (arguments.condition_length, 0), value=True)
 
         def options(start: int, stop: int) -> dict[str, Any]:
             given = None if known is None else known[start:stop]
@@ -145,10 +150,11 @@ class DiffusionFamily:
         return NFDMTextPipeline(model, tokenizer, scheduler)
 
     def generate(
-        self, pipeline: NFDMTextPipeline, num_samples: int, generator: torch.Generator
+        self, pipeline: NFDMTextPipeline, num_samples: int, generator: torch.Generator, **given: Tensor
     ) -> NFDMTextPipelineOutput:
         arguments = self.arguments
         return pipeline(
+            **given,
             num_samples=num_samples,
             num_inference_steps=arguments.sampling_steps,
             batch_size=arguments.evaluation_batch_size,
@@ -199,9 +205,11 @@ class AutoregressiveFamily:
         return AutoregressivePipeline(model, tokenizer)
 
     def generate(
-        self, pipeline: AutoregressivePipeline, num_samples: int, generator: torch.Generator
+        self, pipeline: AutoregressivePipeline, num_samples: int, generator: torch.Generator, **given: Tensor
     ) -> NFDMTextPipelineOutput:
-        return pipeline(num_samples, self.arguments.evaluation_batch_size, generator)
+        return pipeline(
+            num_samples=num_samples, batch_size=self.arguments.evaluation_batch_size, generator=generator, **given
+        )
 
     def figures(self, model: AutoregressiveModel, input_ids: Tensor) -> dict[str, Figure]:
         return {}
@@ -262,12 +270,13 @@ class MaskedFamily:
         return MaskedDiffusionPipeline(model, tokenizer)
 
     def generate(
-        self, pipeline: MaskedDiffusionPipeline, num_samples: int, generator: torch.Generator
+        self, pipeline: MaskedDiffusionPipeline, num_samples: int, generator: torch.Generator, **given: Tensor
     ) -> NFDMTextPipelineOutput:
         arguments = self.arguments
         return pipeline(
-            num_samples,
-            arguments.sampling_steps,
+            **given,
+            num_samples=num_samples,
+            num_inference_steps=arguments.sampling_steps,
             batch_size=arguments.evaluation_batch_size,
             generator=generator,
             **arguments.scheduler_config,

@@ -36,6 +36,7 @@ def measure_frontier(trainer: Trainer) -> list[dict]:
             arguments.evaluation_batch_size,
             arguments.seed,
             stories,
+            **trainer.data.conditions(arguments.frontier_samples),
         )
         key, likelihood = _likelihood(trainer, getattr(pipeline, "scheduler", None), sampling)
         if key not in bounds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..baseline import AutoregressiveModel, MaskedDiffusionConfig, MaskedDiffusionModel
 from ..clocks import make_clock
+from ..conditions import spread, take_out, text_tokens
 from ..data import load_text_dataset, prepare_dataset
 from ..metrics.checkpoint import load_pipeline
 from ..models import (
@@ -69,6 +71,7 @@ class TrainingData:
             source,
             config_name=arguments.dataset_config,
             column=arguments.text_column,
+            condition_column=arguments.condition_column,
             streaming=arguments.streaming,
             seed=arguments.seed,
         )
@@ -80,8 +83,12 @@ class TrainingData:
         if arguments.model_name_or_path is not None and tokenizer_folder is None:
             self.start = load_pipeline(arguments.model_name_or_path, "cpu")
         self.texts = type(raw)({split: raw[split] for split in ("train", "validation")})
+        if arguments.copied_slots:
+            self.texts = self.texts.map(take_out_row, fn_kwargs={"slots": arguments.copied_slots})
         self.tokenizer = self._load_tokenizer(tokenizer_folder)
-        prepared, self.reports = prepare_dataset(self.texts, self.tokenizer, arguments.max_length)
+        prepared, self.reports = prepare_dataset(
+            self.texts, self.tokenizer, arguments.max_length, condition_length=arguments.condition_length
+        )
         self.train, self._validation = prepared["train"], prepared["validation"]
         if arguments.streaming:
             self._read_streamed_validation()
@@ -99,14 +106,30 @@ class TrainingData:
             return {key: values[:num_texts] for key, values in self._validation.items()}
         return self._validation[:num_texts]
 
+    def conditions(self, num_texts: int) -> dict[str, torch.Tensor]:
+        """What a pipeline is given to write as many texts: conditions of the validation texts, one after another;
+        nothing where there are none.
+        """
+        length = self.arguments.condition_length
+        if not length:
+            return {}
+        ids = self.validation_rows(num_texts)["input_ids"].long()
+        ids = ids.repeat(-(-num_texts // len(ids)), 1)[:num_texts]
+        return {"input_ids": ids, "known": torch.arange(ids.shape[1]).expand(ids.shape) <= length}
+
     def count_copies(self, sequences: torch.Tensor) -> int:
-        """How many of the token sequences `(samples, max_length)` are training texts, up to END."""
+        """How many of the token sequences `(samples, max_length)` are training texts, up to END, whatever their
+        condition.
+        """
+        length = self.arguments.condition_length
         _, end, pad = special_ids(self.tokenizer)
-        sequences = sequences.long().clone()
+        sequences = text_tokens(sequences.long(), length).clone()
         after_end = (sequences == end).cumsum(1) - (sequences == end).long() > 0
         sequences[after_end] = pad
         rows = {
-            row.tobytes() for batch in self.train_ids().iter(batch_size=10_000) for row in batch["input_ids"].numpy()
+            row.tobytes()
+            for batch in self.train_ids().iter(batch_size=10_000)
+            for row in text_tokens(batch["input_ids"], length).numpy()
         }
         return sum(row.tobytes() in rows for row in sequences.numpy())
 
@@ -124,7 +147,10 @@ class TrainingData:
             return self.start.tokenizer
         if arguments.tokenizer is not None:
             return AutoTokenizer.from_pretrained(arguments.tokenizer)
-        texts = (row["text"] for row in train.take(VOCABULARY_TEXTS)) if arguments.streaming else train["text"]
+        rows = train.take(VOCABULARY_TEXTS) if arguments.streaming else train
+        texts = (row["text"] for row in rows)
+        if arguments.condition_column is not None:
+            texts = itertools.chain(texts, (spread(row["condition"]) for row in rows))
         return WordTokenizer.from_texts(texts, arguments.min_word_count, arguments.max_length)
 
     def _read_streamed_validation(self) -> None:
@@ -139,6 +165,12 @@ class TrainingData:
         self.mean_tokens, self.unknown_share = num_tokens.mean().item(), (unknown / num_tokens.sum()).item()
 
 
+def take_out_row(row: dict[str, str], slots: list[str]) -> dict[str, str]:
+    """A row of the dataset with the values of the slots taken out of its condition and its text."""
+    condition, text = take_out(row["condition"], row["text"], slots)
+    return {"condition": condition, "text": text}
+
+
 def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedModel:
     """The model of the settings for the data's vocabulary, with what it takes from the training texts."""
     tokenizer = data.tokenizer
@@ -146,6 +178,9 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
     config = CONFIGS[arguments.model_type](
         vocab_size=len(tokenizer),
         max_length=arguments.max_length,
+        condition_length=arguments.condition_length,
+        condition_dropout=arguments.condition_dropout,
+        copied_slots=arguments.copied_slots or None,
         pad_token_id=pad,
         bos_token_id=start,
         eos_token_id=end,
@@ -164,11 +199,15 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
         ids = data.train_ids()
         # A predicted embedding has no logits that could start at the frequencies.
         if not (isinstance(config, TextDiffusionConfig) and config.prediction_type == "embedding"):
-            model.set_token_frequencies(_token_counts(ids, len(tokenizer)))
+            model.set_token_frequencies(_token_counts(ids, len(tokenizer), arguments.condition_length))
         if arguments.cooccurrence_embeddings:
             some = ids[: min(len(ids), COOCCURRENCE_TEXTS)]["input_ids"]
             dim = model.get_input_embeddings().embedding_dim
             model.set_embeddings(cooccurrence_embeddings(some, len(tokenizer), dim, seed=arguments.seed))
+        if arguments.cooccurrence_rows:
+            some = ids[: min(len(ids), COOCCURRENCE_TEXTS)]["input_ids"]
+            rows = cooccurrence_embeddings(some, len(tokenizer), config.hidden_size, seed=arguments.seed)
+            model.predictor.set_token_rows(rows)
         # An untrained categorical model knows the frequencies, and most of its bound is already where it will be
         # learned.
         diffusion = isinstance(config, TextDiffusionConfig) and config.prediction_type == "categorical"
@@ -223,8 +262,9 @@ def _start_time_sampler(model: TextDiffusionModel, ids: Dataset) -> None:
     model.time_sampler.set_terms(t, torch.cat(terms) / model.config.max_length)
 
 
-def _token_counts(ids: Dataset, vocab_size: int) -> torch.Tensor:
+def _token_counts(ids: Dataset, vocab_size: int, condition_length: int) -> torch.Tensor:
+    """How often each token stands in a text."""
     counts = torch.zeros(vocab_size, dtype=torch.float64)
     for batch in ids.iter(batch_size=10_000):
-        counts += torch.bincount(batch["input_ids"].flatten(), minlength=vocab_size)
+        counts += torch.bincount(text_tokens(batch["input_ids"], condition_length).flatten(), minlength=vocab_size)
     return counts

@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..conditions import drop_condition
 from ..files import write_file
 from ..likelihood import LikelihoodEstimate
 from ..networks.compilation import compile_layers
@@ -216,12 +217,20 @@ class Trainer:
         # out.
         generator = torch.Generator(accelerator.device).manual_seed(mix_seeds(arguments.seed, step))
         options = self.family.forward_options(model, step, generator)
+        dropped = None
+        if arguments.condition_dropout:
+            numbers = torch.rand(arguments.batch_size, generator=generator, device=accelerator.device)
+            dropped = numbers < arguments.condition_dropout
         # Reading values makes an accelerator wait; there they are checked when logging and before saving.
         check = accelerator.device.type == "cpu"
         self.wrapped.train()
         outputs = []
         for part in range(partition.accumulation_steps):
             input_ids = next(batches).to(accelerator.device)
+            if dropped is not None:
+                rows = slice(*partition.rows(part))
+                config = model.config
+                input_ids = drop_condition(input_ids, dropped[rows], config.condition_length, config.pad_token_id)
             # Dropout, the only other source of randomness.
             torch.manual_seed(mix_seeds(arguments.seed, step, part, accelerator.process_index))
             last = part == partition.accumulation_steps - 1
@@ -341,7 +350,8 @@ class Trainer:
         pipeline.set_progress_bar_config(
             disable=not (progress_bar and self.accelerator.is_local_main_process), desc="sampling"
         )
-        return self.family.generate(pipeline, num_samples, torch.Generator().manual_seed(seed))
+        given = self.data.conditions(num_samples)
+        return self.family.generate(pipeline, num_samples, torch.Generator().manual_seed(seed), **given)
 
     def _record(self, values: dict[str, float]) -> None:
         if self.arguments.report_to != "none":

@@ -1,0 +1,112 @@
+"""Guidance: logits that lie beyond those of a model, seen from a weaker one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models import Prediction, TextDiffusionModel
+from ..networks.two_stream_predictor import CleanTokens, Places
+
+
+Factors = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class GuidedTokens:
+    """What is seen of clean tokens, by the model and by the weaker one."""
+
+    own: CleanTokens
+    weaker: CleanTokens
+
+    def rows(self, rows: Tensor) -> GuidedTokens:
+        """Those of some texts."""
+        return GuidedTokens(self.own.rows(rows), self.weaker.rows(rows))
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+
+class GuidedModel:
+    """What samplers ask of a model, with guidance:
+
+        logits = w logits_model + (1 - w) logits_weaker.
+
+    The weaker one is the same model without its condition (classifier-free guidance, Ho & Salimans 2022), or another
+    model of the same vocabulary (autoguidance, Karras et al. 2024). Logits are `s Wᵀ + b`, so the guided ones are
+    `(w s, (1 - w) s') (W, W')ᵀ + w b + (1 - w) b'`.
+
+    Args:
+        model: the model, which has all other attributes.
+        scale: w.
+        weaker: another model; `None` for the same one without its condition.
+    """
+
+    def __init__(self, model: TextDiffusionModel, scale: float, weaker: TextDiffusionModel | None = None):
+        self.model, self.scale, self.weaker = model, scale, model if weaker is None else weaker
+        self.drops_condition = weaker is None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def read_clean(self, input_ids: Tensor, before: GuidedTokens | None = None) -> tuple[Tensor, GuidedTokens]:
+        """As in `Denoiser`; the states are those of both models."""
+        own, weaker = (None, None) if before is None else (before.own, before.weaker)
+        unseen = self._condition(0 if before is None else len(before), input_ids.shape[1])
+        states, own = self.model.read_clean(input_ids, own)
+        others, weaker = self.weaker.read_clean(input_ids.masked_fill(unseen, self.config.pad_token_id), weaker)
+        return torch.cat([self.scale * states, (1 - self.scale) * others], -1), GuidedTokens(own, weaker)
+
+    def next_token_factors(self, states: Tensor) -> Factors:
+        own, weaker = states.chunk(2, -1)
+        own, weaker = self.model.next_token_factors(own), self.weaker.next_token_factors(weaker)
+        return torch.cat([own[0], weaker[0]], -1), torch.cat([own[1], weaker[1]], -1), self._mix(own[2], weaker[2])
+
+    def denoise(
+        self,
+        z: Tensor,
+        t: Tensor,
+        context: Tensor | None = None,
+        clean: GuidedTokens | None = None,
+        **options: Any,
+    ) -> Prediction:
+        """As in `Denoiser`."""
+        own, weaker = (None, None) if clean is None else (clean.own, clean.weaker)
+        unseen = self._condition(0, z.shape[1])[:, None]
+        padding = torch.full((1, 1), self.config.pad_token_id, device=z.device)
+        nothing = self.forward_process.initial_marginal(self.weaker.embed(padding), context).mean
+        own = self.model.denoise(z, t, context, own, **options)
+        weaker = self.weaker.denoise(torch.where(unseen, nothing, z), t, context, weaker, **options)
+        return self._guided(own, weaker)
+
+    def predict_unseen(self, clean: GuidedTokens, places: Places, context: Tensor | None = None) -> Prediction:
+        """As in `Denoiser`."""
+        own = self.model.predict_unseen(clean.own, places, context)
+        return self._guided(own, self.weaker.predict_unseen(clean.weaker, places, context))
+
+    def jump(self, noise: Tensor, clean: GuidedTokens, places: Places, guess: Tensor | None = None) -> Prediction:
+        """As in `Denoiser`."""
+        own = self.model.jump(noise, clean.own, places, guess)
+        return self._guided(own, self.weaker.jump(noise, clean.weaker, places, guess))
+
+    def _condition(self, start: int, length: int) -> Tensor:
+        """Which of the positions from `start` on the weaker model does not see."""
+        positions = torch.arange(start, start + length, device=self.device)
+        return self.drops_condition & (positions > 0) & (positions <= self.config.condition_length)
+
+    def _mix(self, own: Tensor, weaker: Tensor) -> Tensor:
+        return self.scale * own + (1 - self.scale) * weaker
+
+    def _guided(self, own: Prediction, weaker: Prediction) -> Prediction:
+        if not own.is_categorical:
+            return Prediction(self._mix(own.embeddings, weaker.embeddings))
+        (states, weight, bias), (other_states, other_weight, other_bias) = own.factors, weaker.factors
+        factors = (
+            torch.cat([self.scale * states, (1 - self.scale) * other_states], -1),
+            torch.cat([weight, other_weight], -1),
+            self._mix(bias, other_bias),
+        )
+        return Prediction(factors=factors, table=own.table, window=own.window, length=own.length)
