@@ -104,7 +104,7 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         if len(input_ids) != num_samples:
             raise ValueError(f"`input_ids` has {len(input_ids)} rows for {num_samples} samples; each needs one.")
         check_known(known, (num_samples, self.model.config.max_length))
-        if not begins(known):
+        if not begins(known).all():
             raise ValueError(
                 "An autoregressive model continues a beginning; here are known tokens behind unknown ones."
             )

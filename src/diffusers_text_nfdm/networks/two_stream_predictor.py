@@ -238,8 +238,10 @@ class TwoStreamPredictor(nn.Module):
 
     @torch.no_grad()
     def set_token_rows(self, rows: Tensor) -> None:
-        """Start the rows by which tokens are read and predicted at the given ones, `(vocab, hidden_size)`. Those of the
-        output have length 1: for states of length `sqrt(hidden_size)`, longer ones would start with sharp guesses.
+        """Start the rows by which tokens are read and predicted at the given ones, `(vocab, hidden_size)`.
+
+        Those of the output have length 1: for states of length `sqrt(hidden_size)`, longer ones would start with
+        sharp guesses.
         """
         self.token_rows.weight.copy_(rows)
         self.output.weight.copy_(F.normalize(rows, dim=-1))

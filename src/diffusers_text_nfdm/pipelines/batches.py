@@ -87,12 +87,37 @@ class TextBatch:
     calls: int | Tensor = 0
 
 
+def join_outputs(parts: dict[Tensor, NFDMTextPipelineOutput]) -> NFDMTextPipelineOutput:
+    """One output of several, whose keys are the texts that each has."""
+    order = torch.cat(list(parts)).argsort()
+    outputs = list(parts.values())
+    trajectory, times = None, None
+    if outputs[0].trajectory is not None:
+        trajectory, times = _side_by_side([(list(one.trajectory), list(one.trajectory_times)) for one in outputs])
+        trajectory, times = trajectory[:, order], times[:, order]
+    texts = None if outputs[0].texts is None else [text for one in outputs for text in one.texts]
+    calls = torch.cat([one.calls for one in outputs])[order]
+    return NFDMTextPipelineOutput(
+        texts=None if texts is None else [texts[i] for i in order],
+        sequences=torch.cat([one.sequences for one in outputs])[order],
+        trajectory=trajectory,
+        trajectory_times=times,
+        num_function_evaluations=int(calls.max()),
+        calls=calls,
+    )
+
+
 def join_trajectories(batches: list[TextBatch]) -> tuple[Tensor, Tensor]:
-    """Stack calls and join samples; a batch that an adaptive scheduler finished early stays at its last tokens."""
-    longest = max(len(batch.trajectory) for batch in batches)
-    tokens, times = [], []
-    for batch in batches:
-        missing = longest - len(batch.trajectory)
-        tokens.append(torch.stack(batch.trajectory + batch.trajectory[-1:] * missing))
-        times.append(torch.stack(batch.times + batch.times[-1:] * missing))
-    return torch.cat(tokens, dim=1), torch.cat(times, dim=1)
+    """Tokens and times of all calls, `(calls, samples, ...)`."""
+    return _side_by_side([(batch.trajectory, batch.times) for batch in batches])
+
+
+def _side_by_side(parts: list[tuple[list[Tensor], list[Tensor]]]) -> tuple[Tensor, Tensor]:
+    """Stack calls and join samples; those that finished early stay at their last tokens."""
+    longest = max(len(tokens) for tokens, _ in parts)
+
+    def join(lists: list[list[Tensor]]) -> Tensor:
+        return torch.cat([torch.stack(one + one[-1:] * (longest - len(one))) for one in lists], dim=1)
+
+    tokens, times = zip(*parts)
+    return join(list(tokens)), join(list(times))

@@ -15,13 +15,13 @@ from ..models import Prediction, TextDiffusionModel, evaluation_mode
 from ..models.token_choice import draw_tokens, draw_uniforms
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler, TokenScheduler
-from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_trajectories
+from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_outputs, join_trajectories
 from .checks import check_call, check_guidance, check_token_scheduler, warn_of_untrained
 from .guidance import GuidedModel
 from .hub import HubCheckpointMixin
 from .prompts import write_prompts
-from .samples import decode_texts, fork, sample_generators
-from .token_writing import filling_scheduler, needs_filling, write_tokens
+from .samples import check_samples, decode_texts, fork, sample_generators
+from .token_writing import begins, filling_scheduler, needs_filling, write_tokens
 
 
 class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
@@ -214,14 +214,27 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         generator: torch.Generator | list[torch.Generator] | None,
         options: dict,
     ) -> NFDMTextPipelineOutput:
-        """Texts with gaps, for a scheduler that writes from left to right and would not see what follows."""
-        own, self.scheduler = self.scheduler, filling_scheduler(self.scheduler)
-        # A number of calls was meant for what it writes itself.
-        options = {**options, "num_inference_steps": None}
-        try:
-            return self(input_ids=input_ids, known=known, generator=generator, **options)
-        finally:
-            self.scheduler = own
+        """Texts with gaps, for a scheduler that writes from left to right and would not see what follows. It writes
+        the texts of which a beginning is known.
+        """
+        check_samples(len(known), options["batch_size"], generator)
+        generators = sample_generators(len(known), generator)
+        options, latents = dict(options), options["latents"]
+        del options["latents"]
+        own, begun, parts = self.scheduler, begins(known), {}
+        for rows in (begun.nonzero()[:, 0], (~begun).nonzero()[:, 0]):
+            if not len(rows):
+                continue
+            given = {"input_ids": input_ids[rows], "known": known[rows], "generator": [generators[i] for i in rows]}
+            given["latents"] = None if latents is None else latents[rows]
+            if not begun[rows[0]]:
+                # A number of calls was meant for what it writes itself.
+                self.scheduler, options = filling_scheduler(own), {**options, "num_inference_steps": None}
+            try:
+                parts[rows] = self(**given, **options)
+            finally:
+                self.scheduler = own
+        return join_outputs(parts)
 
     def _start(
         self,

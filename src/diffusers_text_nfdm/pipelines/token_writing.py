@@ -32,12 +32,12 @@ def needs_filling(scheduler: TextDiffusionScheduler | TokenScheduler, known: Ten
         return False
     if not isinstance(known, Tensor) or known.ndim != 2:
         return False
-    return not begins(known)
+    return not bool(begins(known).all())
 
 
-def begins(known: Tensor) -> bool:
-    """Whether the known tokens of every text are its beginning."""
-    return bool((known[:, 0] & (known[:, :-1] >= known[:, 1:]).all(-1)).all())
+def begins(known: Tensor) -> Tensor:
+    """Whether the known tokens of each text are its beginning, `(texts,)`."""
+    return known[:, 0] & (known[:, :-1] >= known[:, 1:]).all(-1)
 
 
 def filling_scheduler(scheduler: TokenScheduler) -> RefinementScheduler:

@@ -94,6 +94,9 @@ class TrainingArguments:
     validation_file: str | None = setting(
         None, "data", "local validation file; otherwise a share of the data is held out"
     )
+    validation_fraction: float = setting(
+        0.05, "data", "share of the texts, or of the conditions, that is held out where there is no validation split"
+    )
     text_column: str = setting("text", "data", "column that holds the text")
     condition_column: str | None = setting(
         None, "data", "column that holds a condition: attributes, a question, a record; by default there is none"

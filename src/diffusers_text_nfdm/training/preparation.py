@@ -73,6 +73,7 @@ class TrainingData:
             column=arguments.text_column,
             condition_column=arguments.condition_column,
             streaming=arguments.streaming,
+            validation_fraction=arguments.validation_fraction,
             seed=arguments.seed,
         )
         if "validation" not in raw:

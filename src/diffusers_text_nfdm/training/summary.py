@@ -42,7 +42,10 @@ def finish(trainer: Trainer) -> dict:
     if arguments.dataset == "stories":
         from ..stories import StoryGrammar
 
-        summary["entropy"] = StoryGrammar().entropy()
+        grammar = StoryGrammar()
+        summary["entropy"] = grammar.entropy()
+        if arguments.condition_column is not None:
+            summary["entropy"] -= grammar.condition_entropy()
     if arguments.frontier:
         summary["frontier"] = measure_frontier(trainer)
     report = render(summary, texts)
