@@ -3,7 +3,7 @@
     python evaluation/evaluate_conditions.py runs/run/pipeline --num_stories 500
 
 The stories are of the embedded grammar and of a seed of their own. A completion counts if the whole text is a story of
-the language.
+the language. Of a model that was trained with conditions (`stories-conditional`) it measures how well they are obeyed.
 """
 
 import argparse
@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
+from diffusers_text_nfdm.baseline import AutoregressivePipeline
 from diffusers_text_nfdm.files import write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline
-from diffusers_text_nfdm.metrics.story_conditions import TASKS, complete_stories, right_endings
+from diffusers_text_nfdm.metrics.story_conditions import TASKS, complete_stories, obeyed_conditions, right_endings
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -24,6 +25,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--num_pairs", type=int, default=1000, help="pairs of endings (default: 1000)")
     parser.add_argument("--steps", type=int, help="steps of the scheduler (default: the pipeline's)")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="(default: all)")
+    parser.add_argument(
+        "--guidance_scale", type=float, nargs="+", default=[1.0], help="of a model with conditions (default: 1)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     args = parser.parse_args(arguments)
@@ -31,15 +35,31 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         pipeline = load_pipeline(args.checkpoint, "cpu")
         results = {}
+        options = {} if args.steps is None else {"num_inference_steps": args.steps}
+        if pipeline.model.config.condition_length:
+            for scale in args.guidance_scale:
+                if scale != 1:
+                    options["guidance_scale"] = scale
+                row = results[f"guidance {scale:g}"] = obeyed_conditions(
+                    pipeline, args.num_stories, args.seed, **options
+                )
+                shown = f"valid {row['validity']:6.1%}  obeyed {row['obeyed']:6.1%}  calls {row['calls']:.1f}"
+                print(f"guidance {scale:<5g} {shown}")
+            args.tasks, args.num_pairs = (), 0
+        elif isinstance(pipeline, AutoregressivePipeline):
+            # It continues, and does not fill in.
+            args.tasks = [task for task in args.tasks if task == "continuation"]
         for task in args.tasks:
-            options = {} if args.steps is None else {"num_inference_steps": args.steps}
             results[task] = complete_stories(pipeline, task, args.num_stories, args.seed, **options)
             valid, same, calls = (results[task][name] for name in ("validity", "same", "calls"))
             coverage, tested = (results[task][name] for name in ("coverage", "tested_choices"))
             choices = "" if coverage is None else f"  choices right {coverage:6.1%} of {tested}"
             print(f"{task:14s} valid {valid:6.1%}  the same {same:6.1%}  calls {calls:.1f}{choices}")
-        results["endings"] = right_endings(pipeline.model, pipeline.tokenizer, args.num_pairs, args.seed)
-        print(f"{'endings':14s} right {results['endings']['preferred']:6.1%} of {results['endings']['pairs']} pairs")
+        if args.num_pairs:
+            results["endings"] = right_endings(pipeline.model, pipeline.tokenizer, args.num_pairs, args.seed)
+            print(
+                f"{'endings':14s} right {results['endings']['preferred']:6.1%} of {results['endings']['pairs']} pairs"
+            )
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if args.output is not None:

@@ -2,8 +2,8 @@
 
     python evaluation/evaluate_records.py runs/e2e/pipeline e2e_devset.csv --held_out 0.15 --guidance_scale 1 2
 
-One text is written for each record of a file with the columns `mr` and `ref`, as in the E2E data. With `--held_out` only
-those count that training with seed 0 and this `validation_fraction` held out.
+One text is written for each record of a file with the columns `mr` and `ref`, as in the E2E data. With `--held_out`
+only those count that training with seed 0 and this `validation_fraction` held out.
 """
 
 import argparse

@@ -19,7 +19,7 @@ from .story_language import LEVEL, paired_choice_p_values
 
 
 if TYPE_CHECKING:
-    from ..baseline import MaskedDiffusionPipeline
+    from ..baseline import AutoregressivePipeline, MaskedDiffusionPipeline
     from ..pipelines import NFDMTextPipeline
 
 
@@ -84,6 +84,32 @@ def complete_stories(
         "coverage": sum(p > LEVEL for p in p_values.values()) / len(p_values) if p_values else None,
         "tested_choices": len(p_values),
         "same": sum(a == b for a, b in zip(output.texts, stories)) / num_stories,
+        "calls": output.calls.double().mean().item(),
+    }
+
+
+def obeyed_conditions(
+    pipeline: NFDMTextPipeline | MaskedDiffusionPipeline | AutoregressivePipeline,
+    num_stories: int = 500,
+    seed: int = 0,
+    **options,
+) -> dict[str, float]:
+    """How well a pipeline obeys plot, hero and thing of stories that the model has not seen.
+
+    Returns `validity`, the share of texts that are stories of the language; `obeyed`, the share that are, and of which
+    the condition is the one that was given; and `calls`. `options` go to the pipeline.
+    """
+    grammar = StoryGrammar()
+    conditions = [
+        grammar.condition(derivation)
+        for _, derivation in grammar.sample_derivations(num_stories, seed=f"conditions:{seed}")
+    ]
+    output = pipeline(condition=conditions, generator=torch.Generator().manual_seed(seed), **options)
+    valid = [(text, one) for text, one in zip(output.texts, conditions) if grammar.log_prob(text) > -math.inf]
+    obeyed = sum(grammar.condition(grammar.derivation(text)) == one for text, one in valid)
+    return {
+        "validity": len(valid) / num_stories,
+        "obeyed": obeyed / num_stories,
         "calls": output.calls.double().mean().item(),
     }
 
