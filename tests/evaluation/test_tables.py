@@ -12,6 +12,7 @@ from accelerate.state import AcceleratorState
 
 from diffusers_text_nfdm.baseline import count_parameters
 from diffusers_text_nfdm.clocks import make_clock
+from diffusers_text_nfdm.metrics import Sampling, get_protocol
 from diffusers_text_nfdm.stories import StoryGrammar
 from diffusers_text_nfdm.training import train
 from diffusers_text_nfdm.training.arguments import CONFIGS
@@ -202,6 +203,24 @@ def test_every_row_of_the_scales_can_be_sampled(tables, name):
             usable = tables.usable_samplings(evaluation.samplings, settings)
             assert usable is None or usable
             assert all(int(sampling.split(":")[1]) >= blocks for sampling in usable or ())
+
+
+def test_the_scale_paper_has_every_row_of_the_paper_and_its_protocol(tables):
+    scale, (evaluation,) = tables.read_experiment("paper"), tables.read_experiment("paper").evaluations.values()
+    models = {model.name: scale.arguments(model, {"dataset": "stories"}, None) for model in scale.models}
+
+    def key(sampling):
+        return sampling.scheduler, dict(sampling.config), sampling.num_inference_steps
+
+    for table in importlib.import_module("paper_values").PUBLISHED.values():
+        for row in table.rows:
+            if row.sampling is not None and all(value.value is not None for value in row.values.values()):
+                usable = tables.usable_samplings(evaluation.samplings, models[row.model])
+                assert key(row.sampling) in [key(Sampling.parse(name)) for name in usable], (table.label, row.row)
+    protocol = get_protocol("paper")
+    assert evaluation.repeats == len(protocol.seeds)
+    for name in ("num_samples", "judge", "detokenisation", "memorization_texts"):
+        assert getattr(evaluation, name) == getattr(protocol, name)
 
 
 def test_a_scale_based_on_another_says_only_what_differs(tables):
