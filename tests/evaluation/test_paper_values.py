@@ -63,3 +63,20 @@ def test_the_main_table_has_the_rows_of_the_table_of_fractions(paper_values):
     shared = [row for row in main if (row.row, "0.8") in values]
     assert [row.row for row in shared] == ["Diffusion-LM", "MuLAN-Rescaled", "NFDM"]
     assert all(row.values == values[row.row, "0.8"] != values[row.row, "1.0"] for row in shared)
+
+
+def test_claims_of_the_text_that_its_tables_contradict(paper_values):
+    def column(label, name):
+        return {(row.row, row.setting): row.values[name].value for row in paper_values.PUBLISHED[label].rows}
+
+    perplexity, memorization = (column("big sigmast table", name) for name in ("mean_text_perplexity", "memorization"))
+    for model in ("MuLAN-Rescaled", "NFDM"):
+        assert perplexity[model, "0.5"] > perplexity[model, "0.8"] > perplexity[model, "1.0"]
+        assert memorization[model, "0.5"] < memorization[model, "1.0"]
+    # Diffusion-LM's SDE is thirty times worse than its chain; so the captions of the tables of few steps are right.
+    sde, few = column("SDE ODE table", "mean_text_perplexity"), column("sigmast 64", "mean_text_perplexity")
+    assert few["Diffusion-LM", "64"] > sde["Diffusion-LM", "sde"] > 30 * perplexity["Diffusion-LM", "1.0"]
+    (nfdm,) = (row.values["elbo"] for row in paper_values.PUBLISHED["likelihoodtable"].rows if row.row == "NFDM")
+    assert nfdm.value - column("likelihoodtable", "elbo")["GPT-J", None] > nfdm.error
+    diversity = column("discrete sampling", "diversity")
+    assert diversity["NFDM", None] < 0.6 * diversity["Dataset", None]
