@@ -1,53 +1,112 @@
-"""What the paper and its sources publish, as far as it is known to us, and what may be compared with it."""
+"""The numbers of the paper's tables, from `paper_values.yaml`."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from diffusers_text_nfdm.metrics import Sampling
 
 
-UNKNOWN = "not known to us"
-PAPER = '"Towards Latent Diffusion Suitable For Text" (arXiv 2601.16220)'
-DIFFUSION_LM = '"Diffusion-LM Improves Controllable Text Generation" (Li et al. 2022)'
+FILE = Path(__file__).with_name("paper_values.yaml")
+DATASET = "Dataset"
 
 
 @dataclass(frozen=True)
 class PublishedValue:
-    """A figure with its source, and what it is: the paper's own column is headed bits per character."""
+    """A number with its error as printed: `"26.44 (0.22)"`, `"3.05 (-)"`, `"-"`."""
 
-    value: float
-    source: str
-    meaning: str
+    printed: str
+
+    def __post_init__(self):
+        if not re.fullmatch(r"-|\d+\.\d+( \((-|\d+\.\d+)\))?", self.printed):
+            raise ValueError(f"A published value is {self.printed!r}; it must look like '26.44 (0.22)'.")
 
     def __str__(self) -> str:
-        return f"{self.value:g} ({self.meaning}; {self.source})"
+        return self.printed
+
+    @property
+    def value(self) -> float | None:
+        return self._number(0)
+
+    @property
+    def error(self) -> float | None:
+        return self._number(1)
+
+    def _number(self, place: int) -> float | None:
+        part = (*self.printed.rstrip(")").split(" ("), "-")[place]
+        return None if part == "-" else float(part)
 
 
-LIKELIHOOD = {
-    "NFDM": PublishedValue(
-        3.12, PAPER, "nats per padded position at t = 0.1 and ε = 0.5 by its published code: no bound"
-    ),
-    "Diffusion-LM": PublishedValue(3.88, f"{DIFFUSION_LM}, quoted by the paper", "nats per token"),
-    "Autoregressive": PublishedValue(3.05, f"{DIFFUSION_LM}, quoted by the paper", "nats per token"),
-}
-OTHER_PAPER_MODELS = ("NFDM-Additive", "MuLAN", "MuLAN-Rescaled")
-LIKELIHOOD_NOTE = (
-    "The published column is on ROCStories with models of 90 to 100 million parameters. Only the two figures in nats "
-    "per token have the unit of a "
-    "column here; the paper's 3.12 is neither a bound nor in bits per character, so it is no target. "
-    "Another dataset, vocabulary or size is another quantity: at a small scale compare the rows here with each "
-    "other, and with the truth where it is known."
-)
-QUALITY_NOTE = (
-    f"The paper's figures for sample quality, for ρ, for SDE and ODE, and for the number of steps are {UNKNOWN}. A "
-    "score may be compared with another "
-    "only under the same protocol: number of samples, references, judge, form of the texts. The rows Dataset, real "
-    "texts in the place of samples, show what each "
-    "score would be for a perfect model."
-)
+@dataclass(frozen=True)
+class PublishedRow:
+    """One row of a table.
+
+    Args:
+        row: the paper's name.
+        model: the name of the model here; of the row Dataset, real texts, `"Dataset"`.
+        setting: what the row varies, where the table varies something.
+        sampling: how its samples were made, in the notation of `Sampling.parse`; None where none were.
+        values: by column.
+        source: a mark for a value that the paper quotes.
+    """
+
+    row: str
+    model: str
+    setting: str | None
+    sampling: Sampling | None
+    values: dict[str, PublishedValue]
+    source: str = ""
 
 
-def published_likelihood(model: str) -> str:
-    """The published figure of a row, or that it is not known. Rows that the paper does not have, have none."""
-    if model in LIKELIHOOD:
-        return str(LIKELIHOOD[model])
-    return UNKNOWN if model in OTHER_PAPER_MODELS else "-"
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table of the paper: its label in the source, its number, its rows, and what may be compared with it."""
+
+    label: str
+    number: int
+    columns: tuple[str, ...]
+    compare: str
+    rows: tuple[PublishedRow, ...]
+
+    @property
+    def note(self) -> str:
+        return f"Published: table {self.number} (`{self.label}`). {self.compare}"
+
+
+def read_tables() -> dict[str, PublishedTable]:
+    """The paper's tables by label."""
+    tables = yaml.safe_load(FILE.read_text(encoding="utf-8"))["tables"]
+    return {table["label"]: _read_table(**table) for table in tables}
+
+
+def _read_table(rows: list[dict], sampling: str | None, columns: list[str], **about) -> PublishedTable:
+    return PublishedTable(
+        columns=tuple(columns), rows=tuple(_read_row(columns, sampling, **row) for row in rows), **about
+    )
+
+
+def _read_row(
+    columns: list[str],
+    sampling: str | None,
+    row: str,
+    values: list[str],
+    model: str | None = None,
+    setting: str | None = None,
+    source: str = "",
+) -> PublishedRow:
+    name = None if sampling is None or row == DATASET else sampling.format(setting=setting)
+    return PublishedRow(
+        row=row,
+        model=model or row,
+        setting=setting,
+        sampling=None if name is None else Sampling.parse(name),
+        values={column: PublishedValue(text) for column, text in zip(columns, values, strict=True)},
+        source=source,
+    )
+
+
+PUBLISHED = read_tables()

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from paper_values import LIKELIHOOD_NOTE, QUALITY_NOTE, published_likelihood
+from paper_values import DATASET, PUBLISHED, PublishedRow
 
 from diffusers_text_nfdm.metrics.scoring import METRICS
 
 
-DATASET = "Dataset"
 BUDGETS = {"steps": "optimizer steps", "cpu_seconds": "CPU seconds, summed over threads"}
+PUBLISHED_NOTE = (
+    "Rows of the paper are marked as published, their errors in parentheses. They are of ROCStories, with models of "
+    "about 100 million parameters after 800,000 steps and GPT-2 Large as judge; how many samples they are of is not "
+    "said. A score may be compared with another only under the same protocol: data, number of samples, references, "
+    "judge, form of the texts. The rows Dataset, real texts in the place of samples, show what each score would be "
+    "for a perfect model."
+)
 CHAIN, SDE, ODE = "MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler"
 
 
 def render(results: dict) -> str:
-    """All tables with their notes."""
+    """All tables with their notes; below each model's rows the paper's."""
     models = results["models"]
     ablation = [model for model in models if model["name"] in ("NFDM", "NFDM-Additive")]
     budget, amount = next(iter(results["budget"].items()))
@@ -24,36 +30,46 @@ def render(results: dict) -> str:
         f"Every model was trained for the same number of {BUDGETS[budget]}, {amount:,}, on {results['dataset']} (CPU "
         f"threads: {results['threads']}). "
         "One training run each: differences between rows may be luck.",
+        PUBLISHED_NOTE,
         "## Likelihood",
         likelihood_table(models),
-        LIKELIHOOD_NOTE,
+        _notes("likelihoodtable"),
         "## Sample quality",
-        _by_sampling(models, _main_sampling(models)),
-        QUALITY_NOTE,
+        _by_sampling(models, _main_sampling(models), ["discrete sampling"]),
+        _notes("discrete sampling"),
         "## Fraction ρ of new noise in the Markov chain",
-        _by_sampling(models, _chains(models)),
+        _by_sampling(models, _chains(models), ["big sigmast table"]),
         "ρ = 1 is star sampling. ρ* (`snr`) gives the ancestral posterior; it needs a signal-to-noise ratio, which "
         "NFDM does not have.",
+        _notes("big sigmast table"),
         "## Reverse SDE and reverse ODE",
-        _by_sampling(models, _equations(models)),
+        _by_sampling(models, _equations(models), ["SDE ODE table"]),
+        _notes("SDE ODE table"),
         "## Number of steps",
-        _by_sampling(models, _star_and_sde, by_steps=True),
+        _by_sampling(models, _star_and_sde, ["SDE 64", "sigmast 64"], by_steps=True),
+        _notes("SDE 64", "sigmast 64"),
         "## AdaLN and additive time conditioning",
         likelihood_table(ablation, published=False),
-        _by_sampling(ablation, _main_sampling(models)),
+        _by_sampling(ablation, _main_sampling(models), ["nfdm vs nfdm-AdaLN"]),
+        _notes("nfdm vs nfdm-AdaLN"),
         "## Protocols",
         "\n".join(f"- {line}" for line in protocol_lines(models)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
+def _notes(*labels: str) -> str:
+    return "\n\n".join(PUBLISHED[label].note for label in labels)
+
+
 def likelihood_table(models: Sequence[dict], published: bool = True) -> str:
-    """Nats and bits with the standard error over texts; `≤` before what is a bound."""
+    """Nats and bits with the standard error over texts, `≤` before what is a bound; last the paper's column."""
     measured = [(model, _likelihood(model)) for model in models]
     measured = [(model, likelihood) for model, likelihood in measured if likelihood is not None]
     if not measured:
         return ""
     header = ["model", "parameters", "steps", "CPU seconds", "nats per text", "nats per token", "bits per character"]
+    column = {row.model: f"{row.values['elbo']}{row.source}" for row in PUBLISHED["likelihoodtable"].rows}
     rows = []
     for model, likelihood in measured:
         sign = "" if "autoregressive" in likelihood["terms"] else "≤ "
@@ -62,11 +78,14 @@ def likelihood_table(models: Sequence[dict], published: bool = True) -> str:
             sign + _number(likelihood[unit]["value"], likelihood[unit]["dataset_error"])
             for unit in ("nats_per_story", "nats_per_token", "bits_per_character")
         ]
-        rows.append([*row, published_likelihood(model["name"])] if published else row)
+        rows.append([*row, column.pop(model["name"], "-")] if published else row)
+    if not published:
+        return _table(header, rows)
+    rows += [[model, *"------", value] for model, value in column.items()]
     entropy = next((entropy for model in models if (entropy := _entropy(model)) is not None), None)
-    if entropy is not None and published:
+    if entropy is not None:
         rows.append(["the truth", "-", "-", "-", f"{entropy:.2f}", "-", "-", "-"])
-    return _table([*header, "published"] if published else header, rows)
+    return _table([*header, "published (no likelihood but *)"], rows)
 
 
 def protocol_lines(models: Sequence[dict]) -> list[str]:
@@ -85,35 +104,57 @@ def protocol_lines(models: Sequence[dict]) -> list[str]:
     return lines
 
 
-def _by_sampling(models: Sequence[dict], wanted: Callable[[dict], bool], by_steps: bool = False) -> str:
-    """One row for each model and each of its samplings that is wanted, below the real texts of each evaluation."""
+def _by_sampling(
+    models: Sequence[dict], wanted: Callable[[dict], bool], labels: Sequence[str], by_steps: bool = False
+) -> str:
+    """One row for each model and each of its samplings that is wanted, below the real texts of each evaluation.
+
+    The rows of the paper's tables `labels` stand below those of the same model. Nothing where none is wanted.
+    """
     rows, seen = [], set()
     for model in models:
         for evaluation, result in model["evaluations"].items():
             entries = [entry for entry in result["samplers"].values() if wanted(entry)]
             if entries and evaluation not in seen:
                 seen.add(evaluation)
-                rows.append((DATASET, None, result["dataset_row"], result))
-            rows += [(model["name"], entry, entry["scores"], result) for entry in entries]
+                rows.append((DATASET, None, _own_cells(DATASET, None, result["dataset_row"], result)))
+            rows += [
+                (model["name"], entry["sampling"], _own_cells(model["name"], entry, entry["scores"], result))
+                for entry in entries
+            ]
     if not rows:
         return ""
+    order = {name: place for place, name in enumerate([DATASET, *(model["name"] for model in models)])}
     if by_steps:
-        # Real texts first, then each model from many steps to few.
-        order = {model["name"]: place for place, model in enumerate(models)}
-        rows.sort(key=lambda row: (order.get(row[0], -1), *_steps_key(row[1])))
-    metrics = [metric for metric in METRICS if any(metric in scores for _, _, scores, _ in rows)]
-    cells = []
-    for name, entry, scores, result in rows:
-        cost = ["-", "-", "-"]
-        if entry is not None:
-            cost = [f"`{entry['sampling']['name']}`", str(entry["function_evaluations"]), f"{entry['seconds']:.1f}"]
-        values = [_number(scores[m]["mean"], scores[m]["sd"]) if m in scores else "-" for m in metrics]
-        cells.append([name, *cost, str(result["protocol"]["num_samples"]), *values])
-    return _table(["model", "sampling", "NFE", "seconds", "samples", *(METRICS[metric] for metric in metrics)], cells)
+        # Each model from many steps to few.
+        rows.sort(key=lambda row: (order[row[0]], *_steps_key(row[1])))
+    published = [row for label in labels for row in PUBLISHED[label].rows]
+    rows += [(row.model, None, _published_cells(row)) for row in published]
+    # Models that only the paper has come last.
+    rows.sort(key=lambda row: order.get(row[0], len(order)))
+    metrics = [metric for metric in METRICS if any(metric in cells for _, _, cells in rows)]
+    titles = ["model", "sampling", "NFE", "seconds", "samples", *metrics]
+    header = [METRICS.get(title, title) for title in titles]
+    return _table(header, [[cells.get(title, "-") for title in titles] for _, _, cells in rows])
 
 
-def _steps_key(entry: dict | None) -> tuple:
-    return ("", 0) if entry is None else (entry["sampling"]["scheduler"], -entry["sampling"]["num_inference_steps"])
+def _own_cells(name: str, entry: dict | None, scores: dict, result: dict) -> dict[str, str]:
+    cells = {"model": name, "samples": str(result["protocol"]["num_samples"])}
+    if entry is not None:
+        cells["sampling"] = f"`{entry['sampling']['name']}`"
+        cells["NFE"], cells["seconds"] = str(entry["function_evaluations"]), f"{entry['seconds']:.1f}"
+    return {**cells, **{metric: _number(score["mean"], score["sd"]) for metric, score in scores.items()}}
+
+
+def _published_cells(row: PublishedRow) -> dict[str, str]:
+    cells = {"model": f"{row.model}, published", "samples": "not said"}
+    if row.sampling is not None:
+        cells["sampling"], cells["NFE"] = f"`{row.sampling.name}`", str(row.sampling.num_inference_steps)
+    return {**cells, **{column: str(value) for column, value in row.values.items()}}
+
+
+def _steps_key(sampling: dict | None) -> tuple:
+    return ("", 0) if sampling is None else (sampling["scheduler"], -sampling["num_inference_steps"])
 
 
 def _main_sampling(models: Sequence[dict]) -> Callable[[dict], bool]:

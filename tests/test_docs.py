@@ -4,8 +4,25 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 
 ROOT = Path(__file__).parents[1]
+# Labels of the paper's source, and how many of each kind are numbered.
+LABELS = (
+    "sec:related_work", "forwardsde", "drift", "sec:method subsec:nfdminlatentspace", "latentdiffusionF",
+    "reverse_flow_hat", "NFDM elbo latent2", "mulan loss", "discrete_sampling", "maintextresults",
+    "likelihoodtable", "discrete sampling", "app: nfdm exact", "NFDM-F", "reversesde", "NFDM elbo latent",
+    "details of mulan", "Mulan SNR", "alpha gamma connection", "global SNR", "App: diff-LM", "s parameter",
+    "x prediction loss", "Qstarch", "fig2", "g2plot", "sec: sampling", "continuous sampling", "sec: sampling sde",
+    "generative sde", "sec:sampling markov chain", "reverse discrete", "this equation where we sample",
+    "reverse discrete star", "implementation details", "additional results", "nfdm vs nfdm-AdaLN",
+    "fig:both_models", "markovchainres", "big sigmast table", "generativesderes", "SDE ODE table",
+    "samplingstepsres", "SDE 64", "sigmast 64", "gensamplesdiscussion", "goodsamples", "bad samples",
+)  # fmt: skip
+NUMBERS = {"Equations": 101, "Algorithms": 3, "Tables": 7, "Figures": 6}
+# Beside the repository where its developers have it; not part of it.
+PAPER = ROOT.parent / "shared" / "paper.tex"
 
 
 def test_the_example_on_the_page_prints_its_table(tmp_path, monkeypatch, capsys):
@@ -21,19 +38,42 @@ def test_the_example_on_the_page_prints_its_table(tmp_path, monkeypatch, capsys)
 def test_the_paper_index_names_only_what_exists():
     page = (ROOT / "docs" / "paper_index.md").read_text(encoding="utf-8")
     tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
-    assert len(tests) > 8
+    assert len(tests) > 30
     for path, name in tests:
         assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{name}"
     package = ROOT / "src" / "diffusers_text_nfdm"
-    paths = set(re.findall(r"`((?:examples/)?[\w/]+(?:\.py|/))`", page))
-    assert len(paths) > 15
+    paths = set(re.findall(r"`((?:\w+/)*\w+(?:\.py|\.yaml|/))`", page)) - {"evaluations/"}
+    assert len(paths) > 25 and "evaluation/paper_values.yaml" in paths
     for path in paths:
         assert (ROOT / path).exists() or (package / path).exists(), path
     source = "".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
-    names = set(re.findall(r"`(?:[a-z]\w*\.py: )?((?:[A-Z]\w+\.)?[A-Za-z_]\w{4,})(?:\(|`)", page))
-    assert {"NFDMProcess.marginal", "drift_matching", "MarkovChainScheduler"} < names
+    names = set(re.findall(r"`(?:[a-z]\w*\.py: )?((?:[A-Z]\w+\.)?[A-Za-z_]\w{4,})(?:\(|`)", page)) - set(LABELS)
+    assert {"NFDMProcess.marginal", "drift_matching", "MarkovChainScheduler", "plot_similarity"} < names
     for name in names:
         for part in name.split("."):
             assert re.search(rf"\b{part}\b", source), name
     for recipe in re.findall(r"`(rocstories-[\w-]+)`", page):
         assert (package / "training" / "recipes" / f"{recipe}.yaml").is_file()
+    for anchor in re.findall(r"\]\(#([\w-]+)\)", page):
+        assert f"\n## {anchor.replace('-', ' ')}\n" in page.lower(), anchor
+
+
+def test_the_paper_index_has_every_number_and_label():
+    page = (ROOT / "docs" / "paper_index.md").read_text(encoding="utf-8")
+    page = page.split("## By number and label\n")[1].split("\n## ")[0]
+    for label in LABELS:
+        assert f"`{label}`" in page, label
+    for kind, last in NUMBERS.items():
+        rows = re.findall(
+            r"^\| (\d+)(?:-(\d+))? \|.*\| (.+) \|$", page.split(f"### {kind}\n")[1].split("\n### ")[0], re.M
+        )
+        numbers = [number for low, high, _ in rows for number in range(int(low), int(high or low) + 1)]
+        assert numbers == list(range(1, last + 1)), kind
+
+
+@pytest.mark.skipif(not PAPER.is_file(), reason="the paper's source is not at hand")
+def test_the_labels_are_those_of_the_paper():
+    text = PAPER.read_text(encoding="utf-8")
+    assert {label.strip() for label in re.findall(r"\\label\{(.*?)\}", text)} == set(LABELS)
+    for kind in ("table", "algorithm"):
+        assert text.count(f"\\begin{{{kind}}}") == NUMBERS[f"{kind.title()}s"]

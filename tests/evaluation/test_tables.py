@@ -12,6 +12,7 @@ from accelerate.state import AcceleratorState
 
 from diffusers_text_nfdm.baseline import count_parameters
 from diffusers_text_nfdm.clocks import make_clock
+from diffusers_text_nfdm.metrics import Sampling, get_protocol
 from diffusers_text_nfdm.stories import StoryGrammar
 from diffusers_text_nfdm.training import train
 from diffusers_text_nfdm.training.arguments import CONFIGS
@@ -115,7 +116,8 @@ def test_stopped_and_started_again_it_makes_all_tables(tables, data, tmp_path, m
     page = (output / "tables.md").read_text()
     likelihood = section(page, "Likelihood")
     assert "the same number of optimizer steps, 6" in page and "| Autoregressive |" in likelihood
-    assert re.search(r"\| NFDM \| [\d,]+ \| 6 \| \d+ \| ≤ [\d.]+ ± ", likelihood) and "3.12 (" in likelihood
+    assert re.search(r"\| NFDM \| [\d,]+ \| 6 \| \d+ \| ≤ [\d.]+ ± .*\| 3.12 \(0.05\) \|", likelihood)
+    assert "| Diffusion-LM-Likelihood | - | - | - | - | - | - | 3.88 (-)* |" in likelihood
     assert not re.search(r"\| Autoregressive .*≤", likelihood), "an exact likelihood is no bound"
     assert section(page, "Sample quality").count("`star:3`") == 2 and "`ancestral`" in page
     fractions = section(page, "Fraction ρ of new noise in the Markov chain")
@@ -125,7 +127,19 @@ def test_stopped_and_started_again_it_makes_all_tables(tables, data, tmp_path, m
     assert equations.count("`ode:3`") == equations.count("`sde:3`") == 2 and "sde:7" not in equations
     steps = re.findall(r"\| NFDM \| `(\w+:\d+)`", section(page, "Number of steps"))
     assert steps == ["star:7", "star:3", "star:2", "sde:7", "sde:3"]
-    assert "not known to us" in section(page, "Sample quality")
+    # Every number of the paper stands in the table of its kind, below the rows of its model.
+    for table in importlib.import_module("paper_values").PUBLISHED.values():
+        assert table.note in page
+        for row in table.rows:
+            assert " | ".join(map(str, row.values.values())) in page
+    quality = section(page, "Sample quality").splitlines()
+    names = [line.split(" | ")[0].strip("| ") for line in quality if line.startswith("| ")][2:]
+    assert names == [
+        "Dataset", "Dataset, published", "NFDM", "NFDM, published", "Diffusion-LM", "Diffusion-LM, published",
+        "Autoregressive", "MuLAN, published", "MuLAN-Rescaled, published",
+    ]  # fmt: skip
+    published = "| NFDM, published | `chain:2000:noise_fraction=0.8` | 2000 | - | not said | 26.44 (0.22) |"
+    assert any(line.startswith(published) for line in quality)
 
     # A third time nothing is trained or drawn, and the pages are the same.
     assert tables.make_tables(scale, output, str(data)) == results and len(trained) == 4
@@ -189,6 +203,24 @@ def test_every_row_of_the_scales_can_be_sampled(tables, name):
             usable = tables.usable_samplings(evaluation.samplings, settings)
             assert usable is None or usable
             assert all(int(sampling.split(":")[1]) >= blocks for sampling in usable or ())
+
+
+def test_the_scale_paper_has_every_row_of_the_paper_and_its_protocol(tables):
+    scale, (evaluation,) = tables.read_experiment("paper"), tables.read_experiment("paper").evaluations.values()
+    models = {model.name: scale.arguments(model, {"dataset": "stories"}, None) for model in scale.models}
+
+    def key(sampling):
+        return sampling.scheduler, dict(sampling.config), sampling.num_inference_steps
+
+    for table in importlib.import_module("paper_values").PUBLISHED.values():
+        for row in table.rows:
+            if row.sampling is not None and all(value.value is not None for value in row.values.values()):
+                usable = tables.usable_samplings(evaluation.samplings, models[row.model])
+                assert key(row.sampling) in [key(Sampling.parse(name)) for name in usable], (table.label, row.row)
+    protocol = get_protocol("paper")
+    assert evaluation.repeats == len(protocol.seeds)
+    for name in ("num_samples", "judge", "detokenisation", "memorization_texts"):
+        assert getattr(evaluation, name) == getattr(protocol, name)
 
 
 def test_a_scale_based_on_another_says_only_what_differs(tables):

@@ -14,8 +14,15 @@ def test_the_default_is_the_one_of_ld4lg():
     protocol = get_protocol("ld4lg")
     assert (protocol.num_samples, len(protocol.seeds), protocol.memorization_texts) == (1000, 5, None)
     assert protocol.judge == "gpt2-large" and protocol.assumptions == ""
-    assert get_protocol("paper").assumptions
     assert set(PROTOCOLS) == {"ld4lg", "paper"}
+
+
+def test_the_paper_s_protocol_names_what_its_text_leaves_open():
+    protocol = get_protocol("paper")
+    assert (protocol.num_samples, len(protocol.seeds), protocol.judge) == (1000, 5, "gpt2-large")
+    assert protocol.reference_splits == ("test",) and protocol.detokenisation == "round_trip"
+    for part in ("samples", "repeats", "errors", "references of MAUVE", "training texts of memorization"):
+        assert part in protocol.assumptions.split("leaves open")[1]
 
 
 def test_another_size_is_another_name():

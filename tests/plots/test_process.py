@@ -4,11 +4,14 @@ import torch
 from tiny import MODELS, make_ids, make_model
 
 from diffusers_text_nfdm.plots.process import (
+    plot_gamma,
     plot_schedule,
     plot_similarity,
     plot_time_density,
+    plot_transformations,
     plot_volatility,
     successive_similarity,
+    transformation_similarity,
 )
 
 
@@ -63,3 +66,37 @@ def test_time_density_integrates_to_one():
     values, edges, _ = patch.get_data()
     assert np.sum(np.asarray(values) * np.diff(edges)) == pytest.approx(1)
     assert len(values) == 7 and values.max() > 1
+
+
+def test_similarity_of_transformations_is_that_of_the_network():
+    model, ids = make_model("nfdm"), make_ids(6)
+    times, mean, deviation = transformation_similarity(model, ids, num_steps=10)
+    torch.testing.assert_close(times, torch.arange(1, 10, dtype=times.dtype) / 10)
+    embeddings = model.embed(ids)
+    a, b = (
+        model.forward_process.deformation(embeddings, torch.full((6, 1), t, dtype=times.dtype))[0] for t in (0.4, 0.5)
+    )
+    by_text = ((a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))).mean(-1)
+    torch.testing.assert_close((mean[3], deviation[3]), (by_text.mean(), by_text.std()))
+    panels = plot_transformations({"NFDM": (model, ids), "NFDM-Additive": (make_model("nfdm-additive"), ids)}).axes
+    assert [axes.get_title(loc="left") or axes.get_title() for axes in panels] == ["NFDM", "NFDM-Additive"]
+    with pytest.raises(ValueError, match="no network that transforms them"):
+        transformation_similarity(make_model("mulan"), ids)
+
+
+def test_gamma_is_drawn_with_its_rate():
+    ids = make_ids(6)
+    levels, rates = (axes.get_lines() for axes in plot_gamma(make_model("mulan-rescaled"), ids, 401).axes[:2])
+    assert len(levels) == len(rates) > 1
+    for level, rate in zip(levels, rates):
+        times, gamma = level.get_xdata(), level.get_ydata()
+        inner = slice(40, -40)
+        np.testing.assert_allclose(np.gradient(gamma, times)[inner], rate.get_ydata()[inner], rtol=2e-2, atol=1e-2)
+    with pytest.raises(ValueError, match="has no γ"):
+        plot_gamma(make_model("nfdm"), ids)
+
+
+def test_the_square_of_the_volatility():
+    model, ids = make_model("nfdm"), make_ids(6)
+    g, square = (plot_volatility(model, ids, squared=squared).axes[0].get_lines()[-1] for squared in (False, True))
+    np.testing.assert_allclose(np.square(g.get_ydata()), square.get_ydata())

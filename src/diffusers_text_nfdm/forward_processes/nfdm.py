@@ -73,9 +73,12 @@ class NFDMProcess(ForwardProcess):
     def marginal(
         self, embeddings: Tensor, t: Tensor, context: Tensor | None = None, block_size: int | None = None
     ) -> Marginal:
+        return Marginal(*self._mean_and_std(embeddings, t, *self.deformation(embeddings, t, block_size)))
+
+    def deformation(self, embeddings: Tensor, t: Tensor, block_size: int | None = None) -> tuple[Tensor, Tensor]:
+        """The network's `m(E, t)` and `s(E, t)`."""
         out = self.network(embeddings, self._conditions(Dual(t), block_size), block_size).value
-        m, s = out.to(embeddings.dtype).chunk(2, dim=-1)
-        return Marginal(*self._mean_and_std(embeddings, t, m, s))
+        return out.to(embeddings.dtype).chunk(2, dim=-1)
 
     def path(
         self, times: Dual, context: Tensor | None = None, block_size: int | None = None

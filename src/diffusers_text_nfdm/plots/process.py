@@ -51,35 +51,67 @@ def plot_schedule(model: TextDiffusionModel, input_ids: Tensor, num_times: int =
 
 def _plot_gamma(times: Tensor, gamma: Tensor) -> Figure:
     figure, axes = make_figure(1, 1, (7, 4.4))
-    positions = gamma.shape[1]
+    _draw_positions(figure, axes, times, gamma)
+    title = "γ_j(t) of every token position" if gamma.shape[1] > 1 else "γ(t), the same for every token"
+    axes.set(xlabel="t", ylabel="γ = −log SNR", title=title)
+    return figure
+
+
+def _draw_positions(figure: Figure, axes, times: Tensor, values: Tensor) -> None:
+    """A curve for each column of `(times, positions)`, coloured by position."""
+    positions = values.shape[1]
     colormap = matplotlib.colormaps["viridis"]
     for position in range(positions):
         color = colormap(position / max(positions - 1, 1)) if positions > 1 else "#4477aa"
-        axes.plot(times, gamma[:, position], color=color, linewidth=0.9 if positions > 1 else 1.8, alpha=0.8)
+        axes.plot(times, values[:, position], color=color, linewidth=0.9 if positions > 1 else 1.8, alpha=0.8)
     if positions > 1:
         scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, positions - 1), colormap)
         figure.colorbar(scale, ax=axes, label="token position j")
-    title = "γ_j(t) of every token position" if positions > 1 else "γ(t), the same for every token"
-    axes.set(xlabel="t", ylabel="γ = −log SNR", title=title)
+
+
+@matplotlib.rc_context(STYLE)
+@torch.no_grad()
+def plot_gamma(model: TextDiffusionModel, input_ids: Tensor, num_times: int = 201) -> Figure:
+    """`γ_j(t)` and its rate of every token position, averaged over the texts' contexts, of a process that has them.
+
+    The ends of the interval are left out: there the rate of Diffusion-LM is that of a square root.
+    """
+    process, embeddings, context = _inputs(model, input_ids)
+    if not hasattr(process, "gamma"):
+        raise ValueError(f"{type(model).__name__} has no γ; plot_schedule draws its mean and standard deviation.")
+    times = _times(embeddings, num_times)[1:-1]
+    schedules = [process.gamma(Dual(t, torch.ones_like(t)), context) for t in times]
+    figure, panels = make_figure(1, 2, (12, 4.4))
+    for axes, values in zip(panels, ([one.value for one in schedules], [one.rate for one in schedules])):
+        _draw_positions(figure, axes, times[:, 0, 0].cpu(), torch.stack([x.squeeze(-1).mean(0) for x in values]).cpu())
+    panels[0].set(xlabel="t", ylabel="γ = −log SNR", title="γ_j(t)")
+    # A rescaled schedule may fall for some tokens.
+    panels[1].set_yscale("symlog")
+    panels[1].set(xlabel="t", ylabel="dγ/dt (symmetric log scale)", title="Its rate")
     return figure
 
 
 @matplotlib.rc_context(STYLE)
 @torch.no_grad()
-def plot_volatility(model: TextDiffusionModel, input_ids: Tensor, num_times: int = 201) -> Figure:
-    """`g(t)` of the reverse SDE: its mean over positions and texts and, where it varies, its 10-90% range."""
+def plot_volatility(
+    model: TextDiffusionModel, input_ids: Tensor, num_times: int = 201, squared: bool = False
+) -> Figure:
+    """`g(t)` of the reverse SDE, or `g²(t)`: its mean over positions and texts and, where it varies, its 10-90%
+    range.
+    """
     process, embeddings, context = _inputs(model, input_ids)
     times = _times(embeddings, num_times)[1:-1]
     volatility = torch.stack(
-        [process.squared_volatility(Dual(t, torch.ones_like(t)), context).sqrt().flatten().cpu() for t in times]
+        [process.squared_volatility(Dual(t, torch.ones_like(t)), context).flatten().cpu() for t in times]
     )
+    volatility, name = (volatility, "g²(t)") if squared else (volatility.sqrt(), "g(t)")
     figure, axes = make_figure(1, 1, (6.5, 4))
     axis = times[:, 0, 0].cpu()
     low, high = volatility.quantile(torch.tensor([0.1, 0.9], dtype=volatility.dtype), dim=1)
     if (high - low).max() > 1e-3 * high.max():
         axes.fill_between(axis, low, high, color="#aa3377", alpha=0.2, linewidth=0, label="10–90%")
-    axes.plot(axis, volatility.mean(1), color="#aa3377", label="g(t)")
-    axes.set(xlabel="t", ylabel="g(t)", title="Volatility")
+    axes.plot(axis, volatility.mean(1), color="#aa3377", label=name)
+    axes.set(xlabel="t", ylabel=name, title="Volatility")
     if volatility.max() > 10 * volatility.min():
         log_scale(axes)
     axes.legend()
@@ -139,6 +171,45 @@ def plot_similarity(model: TextDiffusionModel, input_ids: Tensor, num_steps: int
     axes.set_title(f"Successive transformations, Δt = 1/{num_steps}")
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.legend()
+    return figure
+
+
+@torch.no_grad()
+def transformation_similarity(
+    model: TextDiffusionModel, input_ids: Tensor, num_steps: int = 10
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cosine similarity of what NFDM's network says, `m(E, t_i)` and `m(E, t_{i+1})`, for `t_i = i / num_steps` from
+    i = 1 on.
+
+    Returns `t_i`, the mean over texts and token positions, and the standard deviation between texts. A network that
+    ignores t has 1 throughout.
+    """
+    process, embeddings, _ = _inputs(model, input_ids)
+    if not hasattr(process, "deformation"):
+        raise ValueError(f"{type(model).__name__} scales the data and has no network that transforms them.")
+    times = _times(embeddings, num_steps + 1)[1:]
+    outputs = [process.deformation(embeddings, t)[0] for t in times]
+    pairs = zip(outputs[:-1], outputs[1:])
+    by_text = torch.stack([torch.cosine_similarity(a, b, dim=-1).mean(-1) for a, b in pairs]).cpu()
+    return times[:-1, 0, 0].cpu(), by_text.mean(1), by_text.std(1)
+
+
+@matplotlib.rc_context(STYLE)
+def plot_transformations(models: dict[str, tuple[TextDiffusionModel, Tensor]], num_steps: int = 10) -> Figure:
+    """The paper's figure of time conditioning: `transformation_similarity` of NFDM models, each with texts in its own
+    vocabulary, side by side.
+    """
+    figure, panels = make_figure(1, len(models), (5.2 * len(models), 4))
+    panels = [panels] if len(models) == 1 else list(panels)
+    for axes, (name, (model, input_ids)) in zip(panels, models.items()):
+        times, mean, deviation = transformation_similarity(model, input_ids, num_steps)
+        axes.errorbar(times, mean, yerr=deviation, color="#4477aa", marker="o", markersize=4, capsize=3)
+        axes.axhline(1, color="#222222", linestyle="--", linewidth=1.2)
+        axes.set(xlabel="t", ylabel=f"cosine similarity of m(E, t) and m(E, t + 1/{num_steps})", title=name)
+    low = min(axes.get_ylim()[0] for axes in panels)
+    for axes in panels:
+        # One scale for all; a network that ignores t up to rounding is shown as such.
+        axes.set_ylim(min(low, 0.99), 1 + 0.05 * (1 - min(low, 0.99)))
     return figure
 
 
