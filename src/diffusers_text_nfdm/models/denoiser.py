@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..clocks import Windows
 from ..networks.linear_cross_entropy import linear_cross_entropy
-from ..networks.two_stream_predictor import CleanTokens, Places, TextCache
+from ..networks.two_stream_predictor import CleanTokens, Places
 from .outputs import Draws
 from .prediction import Prediction
 
@@ -96,23 +96,6 @@ class Denoiser:
         """`p(x_i | clean tokens before the window, noise of its tokens before i)`, for all tokens in one call."""
         states = self.predictor.jump(noise.to(self.latent_dtype), clean, places, guess)
         return Prediction(factors=self.next_token_factors(states))
-
-    def read_on(
-        self, input_ids: Tensor, clean: Tensor, noise_inputs: Tensor, positions: Tensor, cache: TextCache
-    ) -> Tensor:
-        """States of clean tokens and, behind them, of a window that is read by its noise, in one pass.
-
-        The state of a clean token predicts the next one as those of `read_clean` do, the others as those of `jump`.
-
-        Args:
-            input_ids: `(batch, tokens)`.
-            clean: which tokens are read themselves, `(batch, tokens)`; of the others the noise is.
-            noise_inputs: what is read of the noise, `(batch, tokens, hidden_size)`.
-            positions: where the tokens stand, `(batch, tokens)`.
-            cache: what was read before; it keeps these, too.
-        """
-        inputs = self.predictor.clean_inputs(input_ids, self.embed(input_ids))
-        return self.predictor.read_on(torch.where(clean[..., None], inputs, noise_inputs), positions, cache)
 
     @torch.no_grad()
     def first_prediction(

@@ -42,6 +42,9 @@ def write_verified_jumps(
     if given is not None:
         written = num_given.clone()
         text[:, :length] = torch.where(positions[:length] < written[:, None], given, text[:, :length])
+    # What is read of every token of the vocabulary, and of all noise.
+    vocabulary = torch.arange(config.vocab_size, device=device)[None]
+    token_inputs = model.predictor.clean_inputs(vocabulary, model.embed(vocabulary))[0]
     noise_inputs = model.predictor.noise_inputs(noise.to(model.latent_dtype))
     # The texts that are not finished; the others take no part in a call.
     rows = (written < length).nonzero()[:, 0]
@@ -56,10 +59,10 @@ def write_verified_jumps(
         unread = begun - read[rows]
         at = rows[:, None], read[rows, None] + positions[: int(unread.max()) + ahead - 1]
         clean = at[1] < (begun + drafted)[:, None]
-        states = model.read_on(text[at], clean, noise_inputs[at], at[1], cache)
-        states = states.gather(
-            1, ((unread - 1)[:, None] + positions[:ahead])[..., None].expand(-1, -1, states.shape[-1])
-        )
+        inputs = torch.where(clean[..., None], token_inputs[text[at]], noise_inputs[at])
+        states = model.predictor.read_on(inputs, at[1], cache)
+        after = (unread - 1)[:, None] + positions[:ahead]
+        states = states.gather(1, after[..., None].expand(-1, -1, states.shape[-1]))
         logits = Prediction(factors=model.next_token_factors(states)).logits
         new = rows[:, None], begun[:, None] + positions[:ahead]
         draft = text[new][:, :drafted]
@@ -73,9 +76,8 @@ def write_verified_jumps(
         going = ~ended & (written[rows] < length)
         if not going.all():
             written[rows] = torch.where(ended, ends.long().argmax(-1) + 1, written[rows])
-            text[rows[~going]] = text[rows[~going]].masked_fill(
-                positions >= written[rows[~going], None], config.pad_token_id
-            )
+            done = rows[~going]
+            text[done] = text[done].masked_fill(positions >= written[done, None], config.pad_token_id)
             rows = rows[going]
             cache.keep(going)
     return text.masked_fill(positions >= written[:, None], config.pad_token_id)[:, :length], calls

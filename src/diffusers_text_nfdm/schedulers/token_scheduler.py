@@ -54,9 +54,10 @@ class TokenScheduler(SchedulerMixin, ConfigMixin):
         if not self.config.min_p:
             return tokens
         kept = self.probabilities(logits)
-        # Few tokens are cut off: the rest is done for these alone.
         again = kept.gather(-1, tokens[..., None])[..., 0] == 0
-        tokens[again] = self._draw_again(whole[again], kept[again], tokens[again], noise[again], order)
+        # Mostly none.
+        if again.any():
+            tokens[again] = self._draw_again(whole[again], kept[again], tokens[again], noise[again], order)
         return tokens
 
     @staticmethod
