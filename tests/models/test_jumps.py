@@ -10,7 +10,7 @@ from tiny import LENGTH, VOCAB, gradients, make_config, make_ids, make_model, se
 from diffusers_text_nfdm import objective
 from diffusers_text_nfdm.models.token_choice import draw_from, noise_of
 from diffusers_text_nfdm.networks.token_order import order_by_likeness
-from diffusers_text_nfdm.networks.two_stream_predictor import Places
+from diffusers_text_nfdm.networks.two_stream_predictor import Places, TextCache
 
 
 TWO_STREAM = {"predictor": "two_stream", "prediction_type": "categorical", "jumps": True}
@@ -85,6 +85,33 @@ def test_all_windows_in_one_call_are_as_each_alone():
         own = torch.arange(start, start + 2)
         alone = model.jump(noise[:, own - 1], clean, Places(own, torch.full_like(own, start))).logits
         assert torch.allclose(together[:, own - 1], alone, atol=1e-12)
+
+
+def test_clean_tokens_and_the_noise_behind_them_are_read_in_one_pass_as_in_two():
+    """At places of each text's own, after reading what is right and, behind that, what is not."""
+    model, input_ids = jumping_model(), make_ids(2)
+    noise = torch.rand(2, LENGTH, generator=seeded(1), dtype=torch.float64)
+    predictor, starts = model.predictor, torch.tensor([3, 2])
+    cache = TextCache(predictor, 2, LENGTH)
+    with torch.no_grad():
+        clean_inputs = predictor.clean_inputs(input_ids, model.embed(input_ids))
+        noise_inputs = predictor.noise_inputs(noise)
+        positions = torch.arange(LENGTH).expand(2, -1)
+        wrong = torch.where((positions < starts[:, None] - 1)[..., None], clean_inputs, noise_inputs)
+        predictor.read_on(wrong, positions, cache)
+        # The last clean token before the window, and the noise of two tokens.
+        positions = starts[:, None] - 1 + torch.arange(3)
+        index = positions[..., None].expand(-1, -1, clean_inputs.shape[-1])
+        first = (positions < starts[:, None])[..., None]
+        inputs = torch.where(first, clean_inputs.gather(1, index), noise_inputs.gather(1, index))
+        states = predictor.read_on(inputs, positions, cache)
+        for i, start in enumerate(starts.tolist()):
+            text, own = input_ids[i : i + 1, :start], torch.arange(start, start + 3)
+            clean_states, clean = model.read_clean(text)
+            own_noise = torch.nn.functional.pad(noise, (0, 1))[i : i + 1, own]
+            jump = predictor.jump(own_noise, clean, Places(own, torch.full_like(own, start)))
+            assert torch.allclose(states[i], jump[0], atol=1e-12)
+            assert torch.allclose(states[i, 0], clean_states[0, -1], atol=1e-12)
 
 
 def clean_logits(model, input_ids):

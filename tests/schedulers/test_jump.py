@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import chisquare
 from tiny import make_pipeline, seeded
 
@@ -29,14 +31,16 @@ def latents(n, seed=0):
 
 
 @torch.no_grad()
-def token_by_token(pipe, noise, min_p=0.0):
-    """The clean stream's texts, each token drawn by its noise."""
+def token_by_token(pipe, noise, min_p=0.0, beginnings=None, known=None):
+    """The clean stream's texts, each token drawn by its noise, but those of beginnings."""
     model, scheduler = pipe.model, JumpScheduler(min_p=min_p)
     text = torch.full(noise.shape, 3)
     text[:, 0] = 0
     for i in range(1, LENGTH):
         states, weight, bias = model.next_token_factors(model.read_clean(text[:, :i])[0][:, -1])
         text[:, i] = scheduler.draw_by_noise(states @ weight.T + bias, noise[:, i], model.token_order)
+        if known is not None:
+            text[:, i] = torch.where(known[:, i], beginnings[:, i], text[:, i])
     ended = (text == 1).cumsum(1) - (text == 1).long() > 0
     return text.masked_fill(ended, 3)
 
@@ -63,6 +67,66 @@ def test_verified_jumps_are_the_clean_streams_texts_with_the_same_noise(block_si
     ended = (output.sequences == 1).cumsum(1) - (output.sequences == 1).long() > 0
     written = (~ended).sum(1) - 1
     assert (output.calls * block_size >= written).all() and (output.calls <= written).all()
+
+
+@pytest.fixture(scope="module")
+def verified():
+    return pipeline(DraftVerifyScheduler(3, min_p=0.05, drafts="jumps"))
+
+
+def beginnings(lengths, seed):
+    """Token ids without END, of which the first `lengths` are known, and noise for the others."""
+    ids = torch.randint(4, 11, (len(lengths), LENGTH), generator=seeded(seed))
+    ids[:, 0] = 0
+    return ids, torch.arange(LENGTH) < torch.tensor(lengths)[:, None], latents(len(lengths), seed)
+
+
+@given(st.lists(st.integers(1, LENGTH), min_size=1, max_size=6), st.integers(2, LENGTH), st.integers(0, 2**31))
+@settings(max_examples=25, deadline=None)
+def test_verified_jumps_continue_any_beginnings_as_the_clean_stream_does(verified, lengths, block_size, seed):
+    verified.scheduler = DraftVerifyScheduler(block_size, min_p=0.05, drafts="jumps")
+    ids, known, z = beginnings(lengths, seed)
+    together = verified(input_ids=ids, known=known, latents=z, output_type="seq")
+    assert torch.equal(together.sequences, token_by_token(verified, token_noise(z), 0.05, ids, known))
+    # A text and its calls do not depend on the batch.
+    for i in range(len(lengths)):
+        row = slice(i, i + 1)
+        alone = verified(input_ids=ids[row], known=known[row], latents=z[row], output_type="seq")
+        assert torch.equal(alone.sequences[0], together.sequences[i]) and alone.calls[0] == together.calls[i]
+
+
+def test_a_call_of_verified_jumps_is_one_pass_over_the_network(verified):
+    passes = []
+    hook = verified.model.predictor.layers[0].register_forward_hook(lambda *_: passes.append(1))
+    output = verified(num_samples=8, generator=seeded(0), output_type="seq", return_trajectory=True)
+    hook.remove()
+    assert len(passes) == output.num_function_evaluations == output.calls.max() == len(output.trajectory)
+    assert torch.equal(output.trajectory[-1][output.sequences != 3], output.sequences[output.sequences != 3])
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_verified_jumps_that_are_cut_off_are_the_beginnings_of_their_texts(verified, most):
+    verified.scheduler = DraftVerifyScheduler(3, min_p=0.05, drafts="jumps")
+    whole, cut = (
+        verified(latents=latents(20), num_inference_steps=calls, output_type="seq") for calls in (LENGTH, most)
+    )
+    written = cut.sequences != 3
+    assert torch.equal(cut.sequences[written], whole.sequences[written])
+    assert torch.equal(cut.calls, whole.calls.clamp_max(most))
+    # The first call has no draft to verify, so it writes one token after START.
+    assert (written.sum(1) <= 2 + 3 * (most - 1)).all() and (written.sum(1) > most).sum() > 0
+
+
+def test_a_draft_of_the_clean_stream_itself_is_accepted_up_to_the_first_other_token():
+    scheduler, order = DraftVerifyScheduler(drafts="jumps"), torch.randperm(12, generator=seeded(1))
+    logits = torch.randn(4, 6, 12, generator=seeded(0), dtype=torch.float64)
+    noise = torch.rand(4, 6, generator=seeded(2), dtype=torch.float64)
+    right = scheduler.draw_by_noise(logits, noise, order)
+    for wrong in range(4):
+        draft = right[:, :3].clone()
+        draft[:, wrong:] = (draft[:, wrong:] + 1) % 12
+        accepted, tokens = scheduler.step_by_noise(draft, logits, noise, order)
+        assert (accepted == wrong).all() and torch.equal(tokens, right)
 
 
 def test_jumps_over_one_token_are_the_clean_streams_texts():

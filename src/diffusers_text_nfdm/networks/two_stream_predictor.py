@@ -114,6 +114,39 @@ class CleanTokens:
         return self.inputs.shape[1]
 
 
+class LayerCache(NamedTuple):
+    """Keys and values of one layer, `(batch, heads, room, head_dim)`, and where new ones go, `(batch, tokens)`."""
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+
+    def put(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of all positions, with the new ones in their places."""
+        index = self.positions[:, None, :, None].expand_as(key)
+        return tuple(x.scatter_(2, index, new.to(x.dtype)) for x, new in zip(self, (key, value)))
+
+
+class TextCache:
+    """Keys and values of texts that grow, with room for `length` tokens.
+
+    What is read at a position takes the place of what was read there before, such as a draft that was refused.
+    """
+
+    def __init__(self, predictor: TwoStreamPredictor, batch: int, length: int):
+        shape = batch, predictor.config.num_attention_heads, length, predictor.head_dim
+        weight = predictor.own_input.weight
+        self.layers = [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in predictor.layers]
+
+    def keep(self, rows: Tensor) -> None:
+        """Only some texts go on."""
+        self.layers = [(keys[rows], values[rows]) for keys, values in self.layers]
+
+    def at(self, positions: Tensor, stop: int) -> tuple[LayerCache, ...]:
+        """Of every layer, what stands before `stop`; new tokens come to `positions`."""
+        return tuple(LayerCache(keys[:, :, :stop], values[:, :, :stop], positions) for keys, values in self.layers)
+
+
 class Rotation(NamedTuple):
     """Cosines and sines, `(1 or batch, 1, tokens, head_dim / 2)`, by which queries or keys are turned."""
 
@@ -153,21 +186,24 @@ class PredictorLayer(GradientCheckpointingLayer):
         self.attention_dropout = config.attention_probs_dropout_prob
 
     def forward(
-        self, x: Tensor, seen: Tensor, place: Rotation, clean: tuple[Tensor, Tensor] | None
+        self, x: Tensor, seen: Tensor, place: Rotation, clean: tuple[Tensor, Tensor] | LayerCache | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The new states, and the keys and values of these tokens.
 
         `clean` are keys and values of clean tokens, which come before those of x in `seen`,
-        `(1 or batch, 1, x, clean + x)`.
+        `(1 or batch, 1, x, clean + x)`. In a `LayerCache` those of x have places of their own.
         """
         query, key, value = (
             self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         )
         query = place(F.normalize(query, dim=-1)) * self.log_sharpness.exp().to(query.dtype)
         key = place(F.normalize(key, dim=-1))
-        keys, values = (
-            (key, value) if clean is None else (torch.cat(pair, dim=-2) for pair in zip(clean, (key, value)))
-        )
+        if isinstance(clean, LayerCache):
+            keys, values = clean.put(key, value)
+        elif clean is not None:
+            keys, values = (torch.cat(pair, dim=-2) for pair in zip(clean, (key, value)))
+        else:
+            keys, values = key, value
         dropout = self.attention_dropout if self.training else 0.0
         if query.device.type == "cpu" and keys.shape[-2] <= SHORT_TEXT:
             scores = (query @ keys.mT).masked_fill(~seen, torch.finfo(query.dtype).min)
@@ -322,10 +358,7 @@ class TwoStreamPredictor(nn.Module):
             places: where the tokens stand. The tokens of a window follow one another.
             guess: `(batch, tokens)`, the tokens as an earlier call guessed them, which are read as well.
         """
-        # A guess is read as clean tokens are, and nothing as what has not begun.
-        time = self.time_embedding(Dual(noise.new_full((1, 1), float(guess is None)))).value
-        own = self.noise_embedding(noise) + time
-        own = own + (self.unread if guess is None else self.guessed + self.token_rows(guess))
+        own = self.noise_inputs(noise, guess)
         starts, positions = (x.expand(noise.shape) for x in (places.starts, places.positions))
         index = (starts - 1).clamp(0, len(clean) - 1)[..., None].expand_as(own)
         first = (positions == starts)[..., None]
@@ -334,6 +367,32 @@ class TwoStreamPredictor(nn.Module):
         # The first state of a window is that of the clean token before it.
         before = torch.arange(len(clean), device=noise.device) < starts[..., None] - 1
         return self._layers(x, torch.cat([before, seen], dim=-1), positions - 1, clean.keys_values)[0]
+
+    def noise_inputs(self, noise: Tensor, guess: Tensor | None = None) -> Tensor:
+        """What a jump reads of tokens: their noise, and beside it a guess or nothing."""
+        # A guess is read as clean tokens are, and nothing as what has not begun.
+        time = self.time_embedding(Dual(noise.new_full((1, 1), float(guess is None)))).value
+        own = self.noise_embedding(noise) + time
+        return own + (self.unread if guess is None else self.guessed + self.token_rows(guess))
+
+    def clean_inputs(self, ids: Tensor, embeddings: Tensor) -> Tensor:
+        """What is read of clean tokens."""
+        time = self.time_embedding(Dual(embeddings.new_zeros(1, 1))).value
+        return time + (self.token_rows(ids) if self.reads_tokens else self.input(embeddings.to(time.dtype)))
+
+    def read_on(self, inputs: Tensor, positions: Tensor, cache: TextCache) -> Tensor:
+        """States of tokens, each of which sees what is read up to itself.
+
+        Clean tokens are read as `read_clean` reads them, and behind them a window by its noise, as by `jump`: its
+        first state is that of the last clean token.
+
+        Args:
+            inputs: `clean_inputs`, and behind them `noise_inputs`, `(batch, tokens, hidden_size)`.
+            positions: `(batch, tokens)`; what stands before them is in the cache.
+        """
+        stop = int(positions.max()) + 1
+        seen = torch.arange(stop, device=positions.device) <= positions[..., None]
+        return self._layers(inputs, seen, positions, cache.at(positions, stop))[0]
 
     def read_clean(
         self, ids: Tensor, embeddings: Tensor, before: CleanTokens | None = None
@@ -347,8 +406,7 @@ class TwoStreamPredictor(nn.Module):
         start = 0 if before is None else len(before)
         keys = torch.arange(start + ids.shape[1], device=ids.device)
         positions = keys[start:]
-        time = self.time_embedding(Dual(embeddings.new_zeros(1, 1))).value
-        inputs = time + (self.token_rows(ids) if self.reads_tokens else self.input(embeddings.to(time.dtype)))
+        inputs = self.clean_inputs(ids, embeddings)
         past = None if before is None else before.keys_values
         x, new = self._layers(inputs, keys <= positions[:, None], positions, past)
         if before is not None:
@@ -357,7 +415,7 @@ class TwoStreamPredictor(nn.Module):
         return x, CleanTokens(inputs, new)
 
     def _layers(
-        self, x: Tensor, seen: Tensor, positions: Tensor, past: tuple[tuple[Tensor, Tensor], ...] | None
+        self, x: Tensor, seen: Tensor, positions: Tensor, past: tuple[tuple[Tensor, Tensor] | LayerCache, ...] | None
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
         """The last states, and the keys and values of every layer."""
         if self.config._attn_implementation not in (None, "sdpa"):

@@ -1,4 +1,4 @@
-"""Writing texts by drafts of the noisy stream that the clean stream verifies."""
+"""Writing texts by independent drafts of the noisy stream that the clean stream verifies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def write_verified(
     generators: list[torch.Generator],
     context: Tensor | None,
     max_calls: int | None = None,
-    noise: Tensor | None = None,
     given: Tensor | None = None,
     num_given: Tensor | None = None,
     on_call: Callable[[Tensor, Tensor], None] = lambda tokens, written: None,
@@ -29,7 +28,6 @@ def write_verified(
     Args:
         generators: one per text; a text does not depend on the others.
         max_calls: a text that is not finished by then is cut off.
-        noise: `(batch, max_length)`, for drafts that are jumps.
         given: token ids `(batch, max_length)` of which the first `num_given`, `(batch,)`, are the beginnings of the
             texts.
         on_call: gets the texts with their drafts and the number of tokens that are written, after every call.
@@ -44,8 +42,6 @@ def write_verified(
     if given is not None:
         text[:, :length], written = given, num_given
         text = text.masked_fill(torch.arange(text.shape[1], device=device) >= written[:, None], config.pad_token_id)
-    if noise is not None:
-        noise = torch.nn.functional.pad(noise, (0, 2 * size))
     calls = torch.zeros(n, dtype=torch.long, device=device)
     q, finished, kept, kept_tokens = None, written >= length, None, 0
     while not finished.all() and (max_calls is None or int(calls.max()) < max_calls):
@@ -63,26 +59,17 @@ def write_verified(
         places = Places((starts + offsets).flatten(1).clamp_max(length), starts.flatten(1))
         logits = Prediction(factors=model.next_token_factors(states[rows[:, None], after])).logits
         draft = text[rows[:, None], written[:, None] + offsets[:-1]]
-        # The first token of the next block is the one just drawn.
-        if noise is None:
-            uniforms = [torch.rand(2 * size, generator=g, device=g.device, dtype=torch.float64) for g in generators]
-            verified_by, drafted_by = torch.stack(uniforms).to(device).split([size, size], dim=1)
-            p = scheduler.probabilities(logits)
-            if q is None:
-                accepted, token = torch.zeros_like(written), draw_from(p[:, 0], verified_by[:, 0])
-            else:
-                accepted, token = scheduler.step(draft, q, p, verified_by)
-            logits = model.predict_unseen(clean, places, context).logits.unflatten(1, (size, size))
-            q = scheduler.probabilities(logits[rows, accepted, 1:])
-            draft = draw_from(q, drafted_by[:, :-1])
+        uniforms = [torch.rand(2 * size, generator=g, device=g.device, dtype=torch.float64) for g in generators]
+        verified_by, drafted_by = torch.stack(uniforms).to(device).split([size, size], dim=1)
+        p = scheduler.probabilities(logits)
+        if q is None:
+            accepted, token = torch.zeros_like(written), draw_from(p[:, 0], verified_by[:, 0])
         else:
-            own_noise = noise[rows[:, None], written[:, None] + offsets]
-            # Before the first call there is no draft that could be accepted but by chance, which does no harm.
-            accepted, token = scheduler.step_by_noise(draft, logits, own_noise, model.token_order)
-            logits = model.jump(noise[rows[:, None], (starts + offsets).flatten(1)], clean, places).logits
-            logits = logits.unflatten(1, (size, size))[rows, accepted, 1:]
-            own_noise = noise[rows[:, None], (written + accepted)[:, None] + offsets[1:]]
-            draft = scheduler.draw_by_noise(logits, own_noise, model.token_order)
+            accepted, token = scheduler.step(draft, q, p, verified_by)
+        logits = model.predict_unseen(clean, places, context).logits.unflatten(1, (size, size))
+        # The first token of the next block is the one just drawn.
+        q = scheduler.probabilities(logits[rows, accepted, 1:])
+        draft = draw_from(q, drafted_by[:, :-1])
         text[rows, written + accepted] = torch.where(finished, text[rows, written + accepted], token)
         written = torch.where(finished, written, written + accepted + 1)
         draft_at = rows[:, None], written[:, None] + offsets[:-1]

@@ -40,10 +40,15 @@ class DraftVerifyScheduler(TokenScheduler):
     One call of the predictor reads the text with its draft, which verifies it, and makes the next draft: a block of
     tokens of which nothing is seen, for every place where the present draft may end.
 
-    With `drafts="jumps"`, for a model with `jumps`, every token has noise that decides it, a draft is a jump
-    (`JumpScheduler`), and its tokens are accepted up to the first that is not the one that the clean stream draws by
-    the same noise, which takes its place. The distribution is the same; the tokens of a draft agree with each other,
-    so that more of them are accepted.
+    With `drafts="jumps"`, for a model with `jumps`, every token has noise that decides it, and a draft is a jump
+    (`JumpScheduler`). One call reads from left to right
+
+        the last token that is written, the draft, the noise of the tokens behind the draft,
+
+    and draws by its noise the token that follows each of them. Those drawn from the draft are the clean stream's as
+    long as the draft agrees with them: they are accepted up to the first that differs, which is the right one. All
+    that are drawn behind it are the next draft. So a text is the clean stream's with the same noise, token by token;
+    the tokens of a draft agree with each other, so that more of them are accepted.
 
     Args:
         block_size: tokens that a call may write at most.
@@ -75,10 +80,21 @@ class DraftVerifyScheduler(TokenScheduler):
         rest = (p[rows, accepted] - drafted).clamp_min(0)
         return Verdict(accepted, draw_from(rest, uniforms[:, -1]))
 
-    def step_by_noise(self, draft: Tensor, logits: Tensor, noise: Tensor, token_order: Tensor) -> Verdict:
-        """Verify drafts of K tokens that were drawn by their noise, `(batch, K + 1)`, with the logits of the clean
-        stream after each of them, `(batch, K + 1, vocab)`.
+    def step_by_noise(
+        self, draft: Tensor, logits: Tensor, noise: Tensor, token_order: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Verify drafts of K tokens that were drawn by their noise.
+
+        Args:
+            draft: tokens `(batch, K)`.
+            logits: of the clean stream before each of them and behind the last, and of tokens that follow, `(batch, K
+                + 1 or more, vocab)`.
+            noise: of all these tokens, `(batch, K + 1 or more)`.
+
+        Returns:
+            how many tokens of each draft stay, `(batch,)`, and the tokens that were drawn, `(batch, K + 1 or more)`:
+            the first ones are the draft's, the one behind them is right, too, and the others are the next draft.
         """
-        right = self.draw_by_noise(logits, noise, token_order)
-        accepted = (right[:, :-1] == draft).long().cumprod(-1).sum(-1)
-        return Verdict(accepted, right.gather(1, accepted[:, None])[:, 0])
+        tokens = self.draw_by_noise(logits, noise, token_order)
+        accepted = (tokens[:, : draft.shape[1]] == draft).long().cumprod(-1).sum(-1)
+        return accepted, tokens

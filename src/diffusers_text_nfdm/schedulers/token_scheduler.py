@@ -49,14 +49,23 @@ class TokenScheduler(SchedulerMixin, ConfigMixin):
         off: together they have the distribution `probabilities`. With another temperature than 1 noise and tokens
         agree less.
         """
-        whole, kept = token_probabilities(logits.double(), self.config.temperature), self.probabilities(logits)
+        whole = token_probabilities(logits.double(), self.config.temperature)
         tokens = draw_from(whole, noise, order)
         if not self.config.min_p:
             return tokens
+        kept = self.probabilities(logits)
+        again = kept.gather(-1, tokens[..., None])[..., 0] == 0
+        # Mostly none.
+        if again.any():
+            tokens[again] = self._draw_again(whole[again], kept[again], tokens[again], noise[again], order)
+        return tokens
+
+    @staticmethod
+    def _draw_again(whole: Tensor, kept: Tensor, tokens: Tensor, noise: Tensor, order: Tensor) -> Tensor:
+        """Tokens out of `kept` for those that are cut off, by where their noise lies in what is cut off."""
         cut_off = whole.masked_fill(kept > 0, 0)
         below = cut_off[..., order].cumsum(-1) - cut_off[..., order]
         place = order.argsort()[tokens][..., None]
         into = noise - (whole[..., order].cumsum(-1) - whole[..., order]).gather(-1, place)[..., 0]
         inside = (below.gather(-1, place)[..., 0] + into) / cut_off.sum(-1).clamp_min(torch.finfo(whole.dtype).tiny)
-        again = draw_from(kept, inside.clamp(0, 1), order)
-        return torch.where(kept.gather(-1, tokens[..., None])[..., 0] > 0, tokens, again)
+        return draw_from(kept, inside.clamp(0, 1), order)
