@@ -117,6 +117,27 @@ def test_guided_jumps_and_drafts_are_mixtures_of_logits(pipeline):
         torch.testing.assert_close(call(guided, together).logits, scale * own + (1 - scale) * weaker)
 
 
+def test_verified_jumps_follow_the_guided_clean_stream(pipeline):
+    """Their texts are those of the guided clean stream with the same noise, one token at a time."""
+    pipe, scale = pipeline, 2.5
+    pipe.scheduler = DraftVerifyScheduler(block_size=3, drafts="jumps")
+    z = torch.randn(3, *pipe.model.latent_shape, generator=seeded(5), dtype=torch.float64)
+    ids = without_condition(conditional_ids(3))
+    ids[:, 1:3] = conditional_ids(3)[:, 1:3]
+    known = (torch.arange(LENGTH) <= CONDITION).expand(3, -1)
+    output = pipe(input_ids=ids, known=known, latents=z, guidance_scale=scale)
+    guided, noise = GuidedModel(pipe.model, scale), torch.special.ndtr(z[..., 0])
+    for row in range(3):
+        text = ids[row : row + 1, : CONDITION + 1]
+        while text.shape[1] < LENGTH and text[0, -1] != END:
+            states, weight, bias = guided.next_token_factors(guided.read_clean(text)[0][:, -1])
+            drawn = pipe.scheduler.draw_by_noise(
+                states @ weight.T + bias, noise[row, text.shape[1]][None], pipe.model.token_order
+            )
+            text = torch.cat([text, drawn[None]], 1)
+        assert output.sequences[row, : text.shape[1]].tolist() == text[0].tolist()
+
+
 def test_embedding_prediction_is_guided_too():
     options = {"max_length": LENGTH, "condition_length": CONDITION, "condition_dropout": 0.1, "pad_token_id": PAD}
     model = make_model("diffusion-lm", **options)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..clocks import Windows
 from ..networks.linear_cross_entropy import linear_cross_entropy
-from ..networks.two_stream_predictor import CleanTokens, Places
+from ..networks.two_stream_predictor import CleanTokens, Places, TextReader
 from .outputs import Draws
 from .prediction import Prediction
 
@@ -96,6 +96,10 @@ class Denoiser:
         """`p(x_i | clean tokens before the window, noise of its tokens before i)`, for all tokens in one call."""
         states = self.predictor.jump(noise.to(self.latent_dtype), clean, places, guess)
         return Prediction(factors=self.next_token_factors(states))
+
+    def text_reader(self, noise: Tensor, num_texts: int) -> TextReader:
+        """Reads texts of which every token has its noise, `(batch, room)`."""
+        return TextReader(self.predictor, noise.to(self.latent_dtype), self.embedding_table(), num_texts)
 
     @torch.no_grad()
     def first_prediction(

@@ -147,6 +147,33 @@ class TextCache:
         return tuple(LayerCache(keys[:, :, :stop], values[:, :, :stop], positions) for keys, values in self.layers)
 
 
+class TextReader:
+    """Reads texts that grow, from left to right: clean tokens, and behind them the noise of others.
+
+    Args:
+        noise: `(batch, room)`, of all texts.
+        token_embeddings: those of the vocabulary.
+        num_texts: how many texts are read.
+    """
+
+    def __init__(self, predictor: TwoStreamPredictor, noise: Tensor, token_embeddings: Tensor, num_texts: int):
+        self.predictor = predictor
+        # What is read of every token of the vocabulary, and of all noise.
+        vocabulary = torch.arange(len(token_embeddings), device=noise.device)[None]
+        self.token_inputs = predictor.clean_inputs(vocabulary, token_embeddings[None])[0]
+        self.noise_inputs = predictor.noise_inputs(noise)
+        self.cache = TextCache(predictor, num_texts, noise.shape[1])
+
+    def read(self, tokens: Tensor, clean: Tensor, at: tuple[Tensor, Tensor]) -> Tensor:
+        """States of what stands `at` rows and positions: tokens, where they are clean, or else noise."""
+        inputs = torch.where(clean[..., None], self.token_inputs[tokens], self.noise_inputs[at])
+        return self.predictor.read_on(inputs, at[1], self.cache)
+
+    def keep(self, rows: Tensor) -> None:
+        """Only some texts go on."""
+        self.cache.keep(rows)
+
+
 class Rotation(NamedTuple):
     """Cosines and sines, `(1 or batch, 1, tokens, head_dim / 2)`, by which queries or keys are turned."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..models import Prediction, TextDiffusionModel
-from ..networks.two_stream_predictor import CleanTokens, Places
+from ..networks.two_stream_predictor import CleanTokens, Places, TextReader
 
 
 Factors = tuple[Tensor, Tensor, Tensor]
@@ -28,6 +28,24 @@ class GuidedTokens:
 
     def __len__(self) -> int:
         return len(self.own)
+
+
+@dataclass(frozen=True)
+class GuidedReader:
+    """`TextReader`s of both models."""
+
+    guided: GuidedModel
+    own: TextReader
+    weaker: TextReader
+
+    def read(self, tokens: Tensor, clean: Tensor, at: tuple[Tensor, Tensor]) -> Tensor:
+        unseen = self.guided.in_condition(at[1])
+        others = self.weaker.read(tokens.masked_fill(unseen, self.guided.config.pad_token_id), clean, at)
+        return self.guided.join(self.own.read(tokens, clean, at), others)
+
+    def keep(self, rows: Tensor) -> None:
+        self.own.keep(rows)
+        self.weaker.keep(rows)
 
 
 class GuidedModel:
@@ -55,10 +73,15 @@ class GuidedModel:
     def read_clean(self, input_ids: Tensor, before: GuidedTokens | None = None) -> tuple[Tensor, GuidedTokens]:
         """As in `Denoiser`; the states are those of both models."""
         own, weaker = (None, None) if before is None else (before.own, before.weaker)
-        unseen = self._condition(0 if before is None else len(before), input_ids.shape[1])
+        start = 0 if before is None else len(before)
+        unseen = self.in_condition(torch.arange(start, start + input_ids.shape[1], device=input_ids.device))
         states, own = self.model.read_clean(input_ids, own)
         others, weaker = self.weaker.read_clean(input_ids.masked_fill(unseen, self.config.pad_token_id), weaker)
-        return torch.cat([self.scale * states, (1 - self.scale) * others], -1), GuidedTokens(own, weaker)
+        return self.join(states, others), GuidedTokens(own, weaker)
+
+    def text_reader(self, noise: Tensor, num_texts: int) -> GuidedReader:
+        """As in `Denoiser`."""
+        return GuidedReader(self, *(model.text_reader(noise, num_texts) for model in (self.model, self.weaker)))
 
     def next_token_factors(self, states: Tensor) -> Factors:
         own, weaker = states.chunk(2, -1)
@@ -75,7 +98,7 @@ class GuidedModel:
     ) -> Prediction:
         """As in `Denoiser`."""
         own, weaker = (None, None) if clean is None else (clean.own, clean.weaker)
-        unseen = self._condition(0, z.shape[1])[:, None]
+        unseen = self.in_condition(torch.arange(z.shape[1], device=z.device))[:, None]
         padding = torch.full((1, 1), self.config.pad_token_id, device=z.device)
         nothing = self.forward_process.initial_marginal(self.weaker.embed(padding), context).mean
         own = self.model.denoise(z, t, context, own, **options)
@@ -92,10 +115,13 @@ class GuidedModel:
         own = self.model.jump(noise, clean.own, places, guess)
         return self._guided(own, self.weaker.jump(noise, clean.weaker, places, guess))
 
-    def _condition(self, start: int, length: int) -> Tensor:
-        """Which of the positions from `start` on the weaker model does not see."""
-        positions = torch.arange(start, start + length, device=self.device)
+    def in_condition(self, positions: Tensor) -> Tensor:
+        """Which of the positions the weaker model does not see."""
         return self.drops_condition & (positions > 0) & (positions <= self.config.condition_length)
+
+    def join(self, states: Tensor, others: Tensor) -> Tensor:
+        """States of both models, by their share."""
+        return torch.cat([self.scale * states, (1 - self.scale) * others], -1)
 
     def _mix(self, own: Tensor, weaker: Tensor) -> Tensor:
         return self.scale * own + (1 - self.scale) * weaker
@@ -105,7 +131,7 @@ class GuidedModel:
             return Prediction(self._mix(own.embeddings, weaker.embeddings))
         (states, weight, bias), (other_states, other_weight, other_bias) = own.factors, weaker.factors
         factors = (
-            torch.cat([self.scale * states, (1 - self.scale) * other_states], -1),
+            self.join(states, other_states),
             torch.cat([weight, other_weight], -1),
             self._mix(bias, other_bias),
         )

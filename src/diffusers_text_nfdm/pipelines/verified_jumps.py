@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models import Prediction, TextDiffusionModel
-from ..networks.two_stream_predictor import TextCache
 from ..schedulers import DraftVerifyScheduler
 
 
@@ -42,13 +41,9 @@ def write_verified_jumps(
     if given is not None:
         written = num_given.clone()
         text[:, :length] = torch.where(positions[:length] < written[:, None], given, text[:, :length])
-    # What is read of every token of the vocabulary, and of all noise.
-    vocabulary = torch.arange(config.vocab_size, device=device)[None]
-    token_inputs = model.predictor.clean_inputs(vocabulary, model.embed(vocabulary))[0]
-    noise_inputs = model.predictor.noise_inputs(noise.to(model.latent_dtype))
     # The texts that are not finished; the others take no part in a call.
     rows = (written < length).nonzero()[:, 0]
-    cache = TextCache(model.predictor, len(rows), len(positions))
+    reader = model.text_reader(noise, len(rows))
     calls, drafted, read = torch.zeros_like(written), 0, torch.zeros_like(written)
     while len(rows) and (max_calls is None or int(calls.max()) < max_calls):
         begun = written[rows]
@@ -59,8 +54,7 @@ def write_verified_jumps(
         unread = begun - read[rows]
         at = rows[:, None], read[rows, None] + positions[: int(unread.max()) + ahead - 1]
         clean = at[1] < (begun + drafted)[:, None]
-        inputs = torch.where(clean[..., None], token_inputs[text[at]], noise_inputs[at])
-        states = model.predictor.read_on(inputs, at[1], cache)
+        states = reader.read(text[at], clean, at)
         after = (unread - 1)[:, None] + positions[:ahead]
         states = states.gather(1, after[..., None].expand(-1, -1, states.shape[-1]))
         logits = Prediction(factors=model.next_token_factors(states)).logits
@@ -79,5 +73,5 @@ def write_verified_jumps(
             done = rows[~going]
             text[done] = text[done].masked_fill(positions >= written[done, None], config.pad_token_id)
             rows = rows[going]
-            cache.keep(going)
+            reader.keep(going)
     return text.masked_fill(positions >= written[:, None], config.pad_token_id)[:, :length], calls
