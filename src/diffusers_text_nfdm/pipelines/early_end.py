@@ -20,7 +20,7 @@ class EarlyEnd:
 
     Args:
         threshold: in [0, 1).
-        end, padding: token ids; `None` where a text has no END.
+        end, padding: token ids; `end` is `None` where texts have no END.
         size: `(batch, seq)`.
 
     Attributes:
@@ -29,9 +29,7 @@ class EarlyEnd:
         chosen: which of their tokens were open, or became padding, `(batch, seq)`.
     """
 
-    def __init__(
-        self, threshold: float, end: int | None, padding: int | None, size: tuple[int, int], device: torch.device
-    ):
+    def __init__(self, threshold: float, end: int | None, padding: int, size: tuple[int, int], device: torch.device):
         self.threshold, self.end, self.padding = threshold, end, padding
         self.decided = torch.zeros(size[0], dtype=torch.bool, device=device)
         self.tokens = torch.zeros(size, dtype=torch.long, device=device)

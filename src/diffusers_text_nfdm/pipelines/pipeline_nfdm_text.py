@@ -284,7 +284,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self._set_timesteps(options, clock)
         early, config = None, model.config
         if options.confidence_threshold is not None:
-            ids = config.eos_token_id, config.pad_token_id
+            ids = config.eos_token_id, config.pad_token_id or 0
             early = EarlyEnd(options.confidence_threshold, *ids, batch.z.shape[:2], batch.z.device)
         for step, timestep in enumerate(scheduler.timesteps):
             prediction = self._predict(batch, timestep, clock, options)
