@@ -41,7 +41,17 @@ SCHEDULERS = {
 PICTURES = (".png", ".pdf", ".svg")
 # What only some pipelines have, by their kind.
 OPTIONS = {
-    "diffusion": ("prompt", "gen_length", "max_gap_length", "clock", "scheduler", "top_k", "top_p", "trajectory"),
+    "diffusion": (
+        "prompt",
+        "gen_length",
+        "max_gap_length",
+        "clock",
+        "scheduler",
+        "confidence_threshold",
+        "top_k",
+        "top_p",
+        "trajectory",
+    ),  # fmt: skip
     "masked": ("remasking", "block_size", "top_k", "top_p"),
     "ancestral": (),
 }
@@ -79,6 +89,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--entropy_budget", type=float, help="nats that refinement may be off in a step")
     parser.add_argument("--calls_per_jump", type=int, help="calls for each jump")
     parser.add_argument("--drafts", choices=("independent", "jumps"), help="drafts of draft-verify")
+    parser.add_argument(
+        "--confidence_threshold",
+        type=float,
+        help="end a text when its tokens stay the same and each is more probable than this",
+    )
     parser.add_argument("--remasking", choices=("confidence", "random"), help="tokens that masked diffusion keeps")
     parser.add_argument("--block_size", type=int, help="tokens of a block of masked diffusion (default: its own)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")

@@ -129,6 +129,7 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path, monkey
         (["--num_samples", "0"], "`num_samples` is 0"),
         (["--num_samples", "many"], "argument --num_samples: invalid int value: 'many'"),
         (["--steps", "-1"], "`num_inference_steps` is -1"),
+        (["--confidence_threshold", "0.9"], "only 'categorical' has probabilities of tokens"),
         (["--top_k", "3"], "`top_k` and `top_p` need a `temperature` above 0"),
         (["--output", "no/such/folder/texts.jsonl"], "there is no folder no/such/folder"),
         (["--trajectory", "picture.docx"], "must end in one of .png, .pdf, .svg"),

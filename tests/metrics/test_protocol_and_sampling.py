@@ -1,6 +1,7 @@
 """Names of protocols and of ways of sampling."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -92,6 +93,15 @@ def test_a_clock_keeps_its_colons(clock):
     assert sampling.clock == clock and sampling.build().config.min_p == 0.02
     assert Sampling.parse(f"star:64:min_p=0.02:clock={clock}").clock == clock
     assert Sampling.parse("star:64").clock is None
+
+
+def test_a_confidence_threshold_is_one_of_the_call():
+    sampling = Sampling.parse("star:64:clock=ramp:8:confidence_threshold=0.9:min_p=0.02")
+    assert (sampling.clock, dict(sampling.config)) == ("ramp:8", {"min_p": 0.02, "noise_fraction": 1.0})
+    pipeline = SimpleNamespace()
+    options = {"num_inference_steps": 64, "clock": "ramp:8", "confidence_threshold": 0.9}
+    assert sampling.prepare(pipeline) == options and sampling.to_dict()["confidence_threshold"] == 0.9
+    assert "confidence_threshold" not in Sampling.parse("star:64").prepare(pipeline)
 
 
 @given(st.floats(0, 1), st.integers(1, 5000))

@@ -1,7 +1,8 @@
 """A way of sampling by name: `star:64`, `chain:64:noise_fraction=0.5`, `sde:256`, `ode:32:method=heun`, `draft:64`,
 `refine:64:entropy_budget=0.1`, `jump:8:calls_per_jump=2`, `ancestral`, `masked:64:remasking=random`.
 
-An option `clock` is the clock that the texts follow: `star:64:clock=blocks:8:min_p=0.02`.
+An option `clock` is the clock that the texts follow: `star:64:clock=blocks:8:min_p=0.02`, and `confidence_threshold`
+ends texts that are decided: `star:64:clock=shared:confidence_threshold=0.9`.
 Options of `masked` are those of a call of its pipeline: `masked:64:remasking=confidence:block_size=8`.
 """
 
@@ -55,6 +56,7 @@ class Sampling:
         num_inference_steps: number of steps, of refinement and of draft and verify the most calls; None for ancestral
             sampling.
         clock: the clock that the texts follow; None for the model's own. Of masked diffusion, its blocks.
+        confidence_threshold: of a call of the pipeline; None for the whole way.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Sampling:
     config: Mapping[str, float | str] = field(default_factory=dict)
     num_inference_steps: int | None = None
     clock: str | None = None
+    confidence_threshold: float | None = None
 
     def __post_init__(self):
         if (self.scheduler is None) != (self.num_inference_steps is None):
@@ -129,7 +132,8 @@ class Sampling:
             raise ValueError(
                 f"The sampling is {text!r}, but a chain needs its noise_fraction: chain:{parts[0]}:noise_fraction=0.5."
             )
-        return cls(text, METHODS[method].__name__, config, int(parts[0]), clock)
+        threshold = config.pop("confidence_threshold", None)
+        return cls(text, METHODS[method].__name__, config, int(parts[0]), clock, threshold)
 
     def build(self) -> TextDiffusionScheduler | TokenScheduler:
         """A scheduler with these settings."""
@@ -142,7 +146,12 @@ class Sampling:
         if self.kind == MASKED:
             return {"num_inference_steps": self.num_inference_steps, **self.config}
         pipeline.scheduler = self.build()
-        return {"num_inference_steps": self.num_inference_steps, "clock": self.clock}
+        options = {"num_inference_steps": self.num_inference_steps, "clock": self.clock}
+        return options | self._threshold()
+
+    def _threshold(self) -> dict:
+        """Left out where there is none, so that records without it stay as they are."""
+        return {} if self.confidence_threshold is None else {"confidence_threshold": self.confidence_threshold}
 
     def to_dict(self) -> dict:
         return {
@@ -151,6 +160,7 @@ class Sampling:
             "config": dict(self.config),
             "num_inference_steps": self.num_inference_steps,
             "clock": self.clock,
+            **self._threshold(),
         }
 
 

@@ -31,7 +31,8 @@ class NFDMTextPipelineOutput(BaseOutput):
         trajectory_times: their global times u, `(predictions, num_samples)`; of schedulers that write tokens, the
             share of the text that is to be written.
         num_function_evaluations: the most predictor calls that a sample took.
-        calls: predictor calls that each sample took, `(num_samples,)`: two for each time with self-conditioning.
+        calls: predictor calls that each sample took, `(num_samples,)`: two for each time with self-conditioning. With
+            a `confidence_threshold`, those until it was decided.
     """
 
     texts: list[str] | None = None
@@ -53,6 +54,7 @@ class Options:
     clock: Clock
     choice: dict
     clamp_predictions: bool
+    confidence_threshold: float | None
     keep_trajectory: bool
     callback: Callable | None
     callback_inputs: Sequence[str]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checks import check_one_of, is_number
 from ..clocks import Clock, check_known
-from ..schedulers import DraftVerifyScheduler, JumpScheduler, TokenScheduler
+from ..schedulers import DraftVerifyScheduler, JumpScheduler, ReverseODEScheduler, TokenScheduler
 from ..tokenization import special_ids
 from .samples import check_samples, check_temperature
 
@@ -95,6 +95,7 @@ def check_call(
     top_k: int | None,
     top_p: float | None,
     clamp_predictions: bool,
+    confidence_threshold: float | None,
     output_type: str,
     callback_inputs: Sequence[str],
 ) -> None:
@@ -133,6 +134,8 @@ def check_call(
         raise ValueError(
             "`clamp_predictions` is True, but with the scheduler's `prediction` 'tokens' Ê is tokens already."
         )
+    if confidence_threshold is not None:
+        _check_confidence(pipeline, confidence_threshold, clamp_predictions)
     check_one_of("output_type", output_type, OUTPUT_TYPES)
     if output_type == "text":
         # Says what is missing in a tokenizer that cannot tell where a text ends.
@@ -142,4 +145,23 @@ def check_call(
         raise ValueError(
             f"`callback_on_step_end_tensor_inputs` has {sorted(unknown)}; allowed are "
             f"{pipeline._callback_tensor_inputs}."
+        )
+
+
+def _check_confidence(pipeline: NFDMTextPipeline, threshold: float, clamp_predictions: bool) -> None:
+    if not is_number(threshold) or not 0 <= threshold < 1:
+        raise ValueError(f"`confidence_threshold` is {threshold!r}; it must be a number in [0, 1).")
+    if pipeline.model.config.prediction_type != "categorical":
+        raise ValueError(
+            f"`confidence_threshold` is {threshold!r}, but the model has `prediction_type` "
+            f"{pipeline.model.config.prediction_type!r}; only 'categorical' has probabilities of tokens."
+        )
+    if clamp_predictions:
+        raise ValueError(
+            f"`confidence_threshold` is {threshold!r}, but `clamp_predictions` leaves no probabilities of tokens."
+        )
+    if isinstance(pipeline.scheduler, ReverseODEScheduler) and pipeline.scheduler.config.method == "adaptive":
+        raise ValueError(
+            f"`confidence_threshold` is {threshold!r}, but method 'adaptive' has a time for every sample; take "
+            "'euler' or 'heun'."
         )

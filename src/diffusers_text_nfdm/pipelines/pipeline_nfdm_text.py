@@ -17,6 +17,7 @@ from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler, TokenScheduler
 from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_outputs, join_trajectories
 from .checks import check_call, check_guidance, check_token_scheduler, warn_of_untrained
+from .early_end import EarlyEnd
 from .guidance import GuidedModel
 from .hub import HubCheckpointMixin
 from .prompts import write_prompts
@@ -72,6 +73,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         top_k: int | None = None,
         top_p: float | None = None,
         clamp_predictions: bool = False,
+        confidence_threshold: float | None = None,
         output_type: str = "text",
         return_dict: bool = True,
         return_trajectory: bool = False,
@@ -106,6 +108,11 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 ones.
             clamp_predictions: move each Ê to its nearest embedding before the step (the clamping trick of
                 Diffusion-LM).
+            confidence_threshold: end a text as soon as it is decided: two predictions in a row have the same most
+                probable tokens, and each has a probability above this, in [0, 1). What is behind END is padding. Along
+                a clock with windows a text is decided in its last window at the earliest, or by END. Texts that are
+                not decided early are those without this option, bit for bit. `calls` counts up to there; the loop
+                ends when all texts of a batch are decided. For schedulers that move latents.
             output_type: `"text"`, `"seq"` (token ids) or `"latent"` (z_0).
             return_trajectory: also return the best tokens of every Ê; tokens to come are padding.
             callback_on_step_end: called as `callback(pipeline, step, timestep, tensors)` after every step with the
@@ -121,8 +128,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 "num_inference_steps": num_inference_steps, "clock": clock, "batch_size": batch_size,
                 "guidance_scale": guidance_scale, "guidance_model": guidance_model,
                 "timesteps": timesteps, "latents": latents, "temperature": temperature, "top_k": top_k,
-                "top_p": top_p, "clamp_predictions": clamp_predictions, "output_type": output_type,
-                "return_trajectory": return_trajectory, "callback_on_step_end": callback_on_step_end,
+                "top_p": top_p, "clamp_predictions": clamp_predictions, "confidence_threshold": confidence_threshold,
+                "output_type": output_type, "return_trajectory": return_trajectory,
+                "callback_on_step_end": callback_on_step_end,
                 "callback_on_step_end_tensor_inputs": callback_on_step_end_tensor_inputs,
             }  # fmt: skip
             if not prompted:
@@ -148,6 +156,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             latents=latents,
             temperature=temperature or None,
             clamp_predictions=clamp_predictions or None,
+            confidence_threshold=confidence_threshold,
             output_type="latent" if output_type == "latent" else None,
             callback_on_step_end=callback_on_step_end,
         )
@@ -160,7 +169,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             )
         check_call(
             self, num_samples, batch_size, generator, latents, input_ids, known, temperature, top_k, top_p,
-            clamp_predictions, output_type, callback_on_step_end_tensor_inputs,
+            clamp_predictions, confidence_threshold, output_type, callback_on_step_end_tensor_inputs,
         )  # fmt: skip
         starts = range(0, num_samples, batch_size)
         guided = guidance_scale != 1
@@ -171,6 +180,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             clock=clock,
             choice={"temperature": temperature, "top_k": top_k, "top_p": top_p},
             clamp_predictions=clamp_predictions,
+            confidence_threshold=confidence_threshold,
             keep_trajectory=return_trajectory,
             callback=callback_on_step_end,
             callback_inputs=callback_on_step_end_tensor_inputs,
@@ -282,10 +292,21 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             batch.uniforms = draw_uniforms(len(batch.z), model.config.max_length, choosing, batch.z.device)
         # A fresh start for every batch: schedulers carry state from step to step.
         self._set_timesteps(options, clock)
-        for timestep in scheduler.timesteps:
+        early, config = None, model.config
+        if options.confidence_threshold is not None:
+            ids = config.eos_token_id, config.pad_token_id or 0
+            early = EarlyEnd(options.confidence_threshold, *ids, batch.z.shape[:2], batch.z.device)
+        for step, timestep in enumerate(scheduler.timesteps):
             prediction = self._predict(batch, timestep, clock, options)
+            batch.calls = batch.calls + (1 if early is None else (~early.decided).long())
+            # The last step is taken by all that come to it.
+            if early is not None and step + 1 < len(scheduler.timesteps):
+                self._look(early, batch, prediction, timestep, options)
             if options.keep_trajectory:
-                batch.trajectory.append(self._best_tokens(batch, prediction).cpu())
+                tokens = self._best_tokens(batch, prediction)
+                if early is not None:
+                    tokens = torch.where(early.decided[:, None], early.tokens, tokens)
+                batch.trajectory.append(tokens.cpu())
                 batch.times.append(torch.as_tensor(timestep).expand(len(batch.z)).cpu())
             batch.z = scheduler.step(
                 prediction,
@@ -296,9 +317,15 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 generator=batch.generators,
             ).prev_sample
             if options.callback is not None:
-                self._call_back(batch, timestep, prediction, options)
-            batch.calls += 1
+                self._call_back(batch, step, timestep, prediction, options)
             options.bar.update()
+            if early is not None and early.decided.all():
+                break
+        if early is not None:
+            clean = model.forward_process.initial_marginal(model.embed(early.tokens), batch.context).mean
+            batch.z = torch.where(early.chosen[..., None], clean, batch.z)
+            # Later windows have written over texts that were decided before. Other tokens are chosen as they were.
+            batch.written = batch.written[:, :0]
         self._write(batch, model.config.max_length, options)
 
     def _write_tokens(self, batch: TextBatch, options: Options) -> None:
@@ -326,6 +353,16 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         nearest = torch.cdist(prediction.embeddings.flatten(0, 1), model.embedding_table()).argmin(-1)
         clamped = model.embed(nearest.view(z.shape[:-1]))
         return Prediction(clamped if window is None else clamped[:, window], window=window, length=z.shape[1])
+
+    def _look(
+        self, early: EarlyEnd, batch: TextBatch, prediction: Prediction, timestep: Tensor, options: Options
+    ) -> None:
+        """Which texts the prediction decides."""
+        length, scheduler = self.model.config.max_length, self.scheduler
+        # Between the stages of a step a token that will have settled has not yet.
+        begin, _ = scheduler.step_bounds(timestep)
+        open_tokens = (scheduler.token_times(begin, batch.z).value > 0).expand(-1, length)
+        early.look(prediction, self._choose(batch, slice(0, length), options), open_tokens, batch.known)
 
     def _read(self, batch: TextBatch, written: int, seen: int, options: Options) -> CleanTokens | None:
         """What noisy tokens see of the text before their windows, of which `written` tokens are finished in all texts.
@@ -365,7 +402,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         return tokens if batch.known is None else torch.where(batch.known, batch.given, tokens)
 
     def _call_back(
-        self, batch: TextBatch, timestep: Tensor, prediction: Prediction | Tensor, options: Options
+        self, batch: TextBatch, step: int, timestep: Tensor, prediction: Prediction | Tensor, options: Options
     ) -> None:
         tensors = {"latents": batch.z}
         if "prediction" in options.callback_inputs:
@@ -373,7 +410,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if "tokens" in options.callback_inputs:
             tensors["tokens"] = self._best_tokens(batch, prediction)
         wanted = {name: tensors[name] for name in options.callback_inputs}
-        batch.z = (options.callback(self, batch.calls, timestep, wanted) or {}).get("latents", batch.z)
+        batch.z = (options.callback(self, step, timestep, wanted) or {}).get("latents", batch.z)
 
     def _order(self, batch: TextBatch, clock: Clock) -> Tensor | None:
         """Random numbers from which a clock in random order takes that of each text."""
