@@ -149,7 +149,7 @@ def test_moving_average_formula():
     for parameter, value in zip(other.parameters(), expected):
         torch.testing.assert_close(parameter.detach().double(), value, rtol=0, atol=1e-6)
     again = ExponentialMovingAverage(torch.nn.Linear(3, 2), decay=0.5)
-    again.load_state_dict(ema.state_dict())
+    again.load_state_dict(ema.state_dict(), ema.updates)
     assert again.updates == 12 and all(torch.equal(a, b) for a, b in zip(again.average, ema.average))
 
 

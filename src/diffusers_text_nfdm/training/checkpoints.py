@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -16,23 +16,37 @@ from safetensors import SafetensorError
 from .arguments import TrainingArguments
 
 
-SETTINGS_FILE = "training_arguments.json"
+SETTINGS_FILE, PROGRESS_FILE = "training_arguments.json", "progress.json"
+AVERAGE_FILE = "average.safetensors"
 TEMPORARY, TRASH = ".tmp", ".trash"
 _NAME = re.compile(r"checkpoint-(\d{8})$")
 
 
 @dataclass
 class Progress:
-    """Where a run is; part of every checkpoint."""
+    """Where a run is; part of every checkpoint.
+
+    Attributes:
+        step: optimizer steps done.
+        best_bound: the lowest validation bound so far, `None` before the first.
+    """
 
     step: int = 0
-    best_bound: float = float("inf")
+    best_bound: float | None = None
 
-    def state_dict(self) -> dict:
-        return {"step": self.step, "best_bound": self.best_bound}
+    @classmethod
+    def from_json(cls, text: str) -> Progress:
+        values = json.loads(text)
+        kinds = {"step": int, "best_bound": (int, float, type(None))}
+        if not isinstance(values, dict) or values.keys() != kinds.keys():
+            raise ValueError(f"it must hold {', '.join(kinds)}")
+        for name, kind in kinds.items():
+            if not isinstance(values[name], kind) or isinstance(values[name], bool):
+                raise ValueError(f"`{name}` is {values[name]!r}")
+        return cls(**values)
 
-    def load_state_dict(self, state: dict) -> None:
-        self.step, self.best_bound = state["step"], state["best_bound"]
+    def to_json(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
 
 
 def checkpoint_folders(run: Path) -> list[Path]:

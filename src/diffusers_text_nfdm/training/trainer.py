@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.tracking import filter_trackers, get_available_trackers
-from accelerate.utils import broadcast_object_list, set_seed
+from accelerate.utils import DistributedType, broadcast_object_list, set_seed
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
@@ -26,7 +29,16 @@ from ..networks.compilation import compile_layers
 from ..pipelines import NFDMTextPipelineOutput
 from .arguments import TrainingArguments
 from .batches import Partition, mix_seeds, training_batches
-from .checkpoints import SETTINGS_FILE, Progress, clear_leftovers, open_run, remove_old, write_folder
+from .checkpoints import (
+    AVERAGE_FILE,
+    PROGRESS_FILE,
+    SETTINGS_FILE,
+    Progress,
+    clear_leftovers,
+    open_run,
+    remove_old,
+    write_folder,
+)
 from .families import model_family
 from .optimization import (
     ExponentialMovingAverage,
@@ -66,12 +78,8 @@ class Trainer:
         self._build_model()
         self.repository = self._main_first(lambda: open_repository(self.arguments, self.run), share=True)
         self.progress = Progress()
-        self.accelerator.register_for_checkpointing(self.ema, self.progress)
         if self.checkpoint is not None:
-            self.accelerator.load_state(str(self.checkpoint))
-            # They are no part of the average.
-            for released, buffer in zip(self.released.buffers(), self.model.buffers(), strict=True):
-                released.copy_(buffer)
+            self._load_checkpoint(self.checkpoint)
             self._say(f"Resumed from {self.checkpoint}.")
         self.stop_signal = StopSignal(self.accelerator)
 
@@ -92,6 +100,9 @@ class Trainer:
         check_combination(
             accelerator.distributed_type, accelerator.is_fsdp2, accelerator.mixed_precision, arguments.use_muon
         )
+        if accelerator.distributed_type == DistributedType.FSDP:
+            # Sharded ones are pickles, which PyTorch reads without restriction.
+            accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return accelerator
 
     def _main_first(self, action: Callable[[], Any], share: bool = False) -> Any:
@@ -305,7 +316,8 @@ class Trainer:
         samples = self.generate(arguments.num_samples, seed=step).texts if arguments.num_samples else []
         bound = estimate.nats_per_story.value
         # What has not been trained is no candidate.
-        if step > 0 and bound < self.progress.best_bound:
+        best = self.progress.best_bound
+        if step > 0 and (best is None or bound < best):
             self.progress.best_bound = bound
             self._write_pipeline("best")
         self._record(
@@ -369,10 +381,26 @@ class Trainer:
             kept = [line for line in lines if _is_entry(line) and json.loads(line)["step"] <= self.progress.step]
             write_file(metrics, "".join(line + "\n" for line in kept))
 
+    def _load_checkpoint(self, checkpoint: Path) -> None:
+        """Nothing here runs code of the checkpoint: Accelerate reads its pickles with PyTorch's restricted loader."""
+        try:
+            self.accelerator.load_state(str(checkpoint))
+            self.progress = Progress.from_json((checkpoint / PROGRESS_FILE).read_text(encoding="utf-8"))
+            self.ema.load_state_dict(load_file(checkpoint / AVERAGE_FILE), updates=self.progress.step)
+        except (OSError, RuntimeError, ValueError, KeyError, UnpicklingError, SafetensorError) as error:
+            raise ValueError(f"The checkpoint {checkpoint} cannot be loaded: {error}.") from error
+        # They are no part of the average.
+        for released, buffer in zip(self.released.buffers(), self.model.buffers(), strict=True):
+            released.copy_(buffer)
+
     def _save_checkpoint(self) -> None:
         def write(folder: Path) -> None:
             self.accelerator.save_state(str(folder))
+            # Gathered by all processes, where it is sharded.
+            average = self.ema.state_dict()
             if self.accelerator.is_main_process:
+                save_file({name: tensor.contiguous() for name, tensor in average.items()}, folder / AVERAGE_FILE)
+                (folder / PROGRESS_FILE).write_text(self.progress.to_json(), encoding="utf-8")
                 settings = json.dumps(self.arguments.to_dict(), indent=2) + "\n"
                 (folder / SETTINGS_FILE).write_text(settings, encoding="utf-8")
 
