@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from ..clocks import GOLDEN_RATIO, check_known
+from ..models.loading import SafetensorsModel
 from ..models.prediction import Prediction
 from ..networks.linear_cross_entropy import linear_cross_entropy
 from ..networks.two_stream_predictor import CleanTokens, Places, TwoStreamPredictor
@@ -101,7 +101,7 @@ class MaskedDiffusionOutput(ModelOutput):
         return None
 
 
-class MaskedDiffusionModel(PreTrainedModel):
+class MaskedDiffusionModel(SafetensorsModel):
     """Masked diffusion in its any-order form, block by block:
 
         -log p(x) <= Σ_blocks E_m E_hidden [n/m Σ_{i hidden} -log p(x_i | tokens shown, clean tokens before)].

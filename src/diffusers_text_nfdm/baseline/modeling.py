@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GPT2Model, PreTrainedModel
+from transformers import Cache, GPT2Model
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
+from ..models.loading import SafetensorsModel
 from ..networks.linear_cross_entropy import linear_cross_entropy
 from .configuration import AutoregressiveConfig
 
@@ -34,7 +35,7 @@ class AutoregressiveOutput(ModelOutput):
         return f"-log p(x) is {self.bound[bad][0].item()}" if bad.any() else None
 
 
-class AutoregressiveModel(PreTrainedModel):
+class AutoregressiveModel(SafetensorsModel):
     """`-log p(x) = -Σ_i log p(x_i | x_<i)` over the tokens after START, END included, with
 
         p(x_i | x_<i) = softmax(h_{i-1} Embᵀ + b),    h = transformer(x),    p(START) = p(PAD) = 0.

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .. import objective
@@ -24,11 +23,12 @@ from ..networks.two_stream_predictor import TwoStreamPredictor
 from ..time_samplers import BucketTimeSampler, UniformTimeSampler, stratify
 from .configuration import TextDiffusionConfig
 from .denoiser import Denoiser
+from .loading import SafetensorsModel
 from .outputs import Draws, TextDiffusionOutput, embedding_monitors
 from .prediction import CategoricalPrediction, EmbeddingPrediction, Prediction, gaussian_factors
 
 
-class TextDiffusionModel(Denoiser, PreTrainedModel):
+class TextDiffusionModel(Denoiser, SafetensorsModel):
     """What the models share. A subclass builds its forward process and, if it has one, encodes the context."""
 
     config_class = TextDiffusionConfig

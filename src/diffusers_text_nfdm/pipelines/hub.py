@@ -25,6 +25,26 @@ PACKAGE = __name__.split(".")[0]
 # Weights as safetensors only: nothing that could hold a pickle is fetched.
 ALLOWED_FILES = ["*.json", "*.safetensors", "*.txt", "*.md", "*.model"]
 
+AGAIN = "Save or download it again; `force_download=True` replaces what is in the cache."
+# What each component is read from, and model_index.json.
+JSON_FILES = ("model_index.json", "config.json", "scheduler_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def _check_json(folder: Path) -> None:
+    """Raise an OSError for a file of a checkpoint that holds no JSON object."""
+    for path in sorted(path for name in JSON_FILES for path in (*folder.glob(name), *folder.glob(f"*/{name}"))):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise OSError(f"{str(path)!r} is not a valid JSON file ({error}). {AGAIN}") from error
+        if not isinstance(value, dict):
+            raise OSError(f"{str(path)!r} holds a {type(value).__name__} in place of an object. {AGAIN}")
+        if path.name == "model_index.json":
+            for key, pair in value.items():
+                named = isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str | None) for x in pair)
+                if not key.startswith("_") and not named:
+                    raise OSError(f"{str(path)!r} has {key!r}: {pair!r}; a component is [library, class]. {AGAIN}")
+
 
 class HubCheckpointMixin:
     """Overrides of `DiffusionPipeline` for saving, loading and pushing."""
@@ -57,13 +77,22 @@ class HubCheckpointMixin:
             )
         if path.is_file():
             raise ValueError(f"{str(path)!r} is a file; give the folder of a checkpoint or the name of a repository.")
+        if path.is_dir():
+            _check_json(path)
         try:
             return super().from_pretrained(pretrained_model_name_or_path, use_safetensors=True, **kwargs)
         except (SafetensorError, json.JSONDecodeError) as error:
             raise OSError(
-                f"The checkpoint {str(pretrained_model_name_or_path)!r} has a damaged file: {error}. Save or "
-                "download it again; "
-                "`force_download=True` replaces what is in the cache."
+                f"The checkpoint {str(pretrained_model_name_or_path)!r} has a damaged file: {error}. {AGAIN}"
+            ) from error
+        except Exception as error:
+            # What odd values in a JSON file lead to in diffusers and transformers; tokenizers raises a bare Exception.
+            odd = isinstance(error, (AttributeError, IndexError, KeyError, TypeError)) or type(error) is Exception
+            if not odd:
+                raise
+            raise OSError(
+                f"The checkpoint {str(pretrained_model_name_or_path)!r} or an argument has a value of a wrong kind "
+                f"({type(error).__name__}: {error}). {AGAIN}"
             ) from error
 
     @classmethod
@@ -126,6 +155,7 @@ class HubCheckpointMixin:
             raise
         if not (Path(folder) / "model_index.json").is_file():
             raise ValueError(f"{where} holds no pipeline: it has no model_index.json.")
+        _check_json(Path(folder))
         return folder
 
     def save_pretrained(
