@@ -40,6 +40,7 @@ def test_a_run_writes_what_it_promises(data, tmp_path, capsys):
     assert all(torch.equal(released[name], average) for name, average in averages(run, 8).items())
     card = (run / "pipeline" / "README.md").read_text()
     assert "`batch_size`: 8" in card and "nats per text" in card
+    assert "# NFDM trained on train.jsonl\n" in card and str(data) not in card and str(tmp_path) not in card
     printed = capsys.readouterr().out
     assert "Bound on the validation texts" in printed and "train: 200 texts" in printed
     assert not list(run.glob("*.tmp")) and not list(run.glob("*.trash"))
