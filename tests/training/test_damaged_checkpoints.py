@@ -1,5 +1,6 @@
 """Checkpoints of strangers, and checkpoints that are not what was written."""
 
+import json
 import os
 import pickle
 import shutil
@@ -8,7 +9,8 @@ import pytest
 import torch
 from runs import arguments
 
-from diffusers_text_nfdm.training import Trainer, train
+from diffusers_text_nfdm.training import Trainer, checkpoints, train
+from diffusers_text_nfdm.training.checkpoints import CHECKSUMS_FILE
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,8 @@ def test_a_hostile_checkpoint_runs_no_code(name, writer, data, run, tmp_path):
     if name == "pytorch_model.bin":
         (checkpoint / "model.safetensors").unlink()
     writer({"state": Hostile(owned)}, checkpoint / name)
+    # Who can write the files can write their checksums.
+    (checkpoint / CHECKSUMS_FILE).write_text(json.dumps(checkpoints._checksums(checkpoint)))
     try:
         Trainer(arguments(data, run, num_samples=0, final_samples=1, resume=str(checkpoint)))
     except ValueError as refusal:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from ..files import file_digest
 from .arguments import TrainingArguments
 
 
 SETTINGS_FILE, PROGRESS_FILE = "training_arguments.json", "progress.json"
-AVERAGE_FILE = "average.safetensors"
+AVERAGE_FILE, CHECKSUMS_FILE = "average.safetensors", "checksums.json"
 TEMPORARY, TRASH = ".tmp", ".trash"
 _NAME = re.compile(r"checkpoint-(\d{8})$")
 
@@ -59,11 +60,16 @@ def step_of(checkpoint: Path) -> int:
 
 
 def write_folder(
-    target: Path, write: Callable[[Path], None], is_main: bool = True, barrier: Callable[[], None] = lambda: None
+    target: Path,
+    write: Callable[[Path], None],
+    is_main: bool = True,
+    barrier: Callable[[], None] = lambda: None,
+    checksums: bool = False,
 ) -> None:
     """Let `write` fill a folder beside `target`, then rename it into place: a reader sees all of it or nothing.
 
-    With several processes every one calls this, `write` is called in all, and the main one renames.
+    With several processes every one calls this, `write` is called in all, and the main one renames. With `checksums`
+    the folder gets those of its files, which `damage` compares.
     """
     temporary = target.with_name(target.name + TEMPORARY)
     if is_main:
@@ -72,7 +78,10 @@ def write_folder(
     barrier()
     try:
         write(temporary)
+        barrier()
         if is_main:
+            if checksums:
+                (temporary / CHECKSUMS_FILE).write_text(json.dumps(_checksums(temporary), indent=2) + "\n")
             _flush(temporary)
     # PyTorch and safetensors report a failed write by exceptions of their own.
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -81,7 +90,6 @@ def write_folder(
         raise OSError(
             f"Could not write {target}: {reason}. What was written before it is intact; mend this and resume."
         ) from error
-    barrier()
     if is_main:
         if target.exists():
             discard(target)
@@ -110,6 +118,56 @@ def clear_leftovers(run: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file by its path in the folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS_FILE)
+    return {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What of the checkpoint is not as it was written, `None` where all is."""
+    written = _read_object(checkpoint / CHECKSUMS_FILE)
+    if isinstance(written, str):
+        return written
+    found = _checksums(checkpoint)
+    for name in sorted({*written, SETTINGS_FILE, PROGRESS_FILE, AVERAGE_FILE}):
+        if name not in found:
+            return f"{name} is missing"
+        if found[name] != written.get(name):
+            return f"{name} is not what was written"
+    return None
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Raise a ValueError for a damaged checkpoint, which names the last whole one before it."""
+    damaged = damage(checkpoint)
+    if damaged is None:
+        return
+    before = [path for path in checkpoint_folders(checkpoint.parent) if path.name < checkpoint.name]
+    whole = next((path for path in reversed(before) if damage(path) is None), None)
+    advice = "There is no whole one before it" if whole is None else f"Go back with `--resume {whole}`"
+    raise ValueError(f"The checkpoint {checkpoint} is damaged: {damaged}. {advice}.")
+
+
+def read_settings(folder: Path) -> dict:
+    """The settings that a run or a checkpoint was made with."""
+    settings = _read_object(folder / SETTINGS_FILE)
+    if isinstance(settings, str):
+        raise ValueError(f"The settings of {folder} cannot be read: {settings}.")
+    return settings
+
+
+def _read_object(path: Path) -> dict | str:
+    """The JSON object in a file, or why there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except (ValueError, RecursionError) as error:
+        return f"{path.name} is no JSON ({error})"
+    return value if isinstance(value, dict) else f"{path.name} holds no object"
 
 
 def _flush(folder: Path) -> None:
@@ -159,7 +217,8 @@ def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None
             "`--output_dir`."
         )
     if checkpoint is not None:
-        differences = arguments.differences(json.loads((checkpoint / SETTINGS_FILE).read_text(encoding="utf-8")))
+        check_whole(checkpoint)
+        differences = arguments.differences(read_settings(checkpoint))
         if differences:
             raise ValueError(
                 f"The checkpoint {checkpoint} was made with other settings, so it cannot be continued with these:\n  "
@@ -173,7 +232,7 @@ def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None
         )
     elif settings.is_file():
         # A run that died before its first checkpoint may start again, if it is the same run.
-        differences = arguments.differences(json.loads(settings.read_text(encoding="utf-8")))
+        differences = arguments.differences(read_settings(run))
         if differences:
             raise ValueError(f"The folder {run} holds a run with other settings:\n  " + "\n  ".join(differences))
     return run, checkpoint
@@ -186,7 +245,7 @@ def _checkpoint_to_resume(arguments: TrainingArguments, run: Path) -> Path | Non
         folders = checkpoint_folders(run)
         return folders[-1] if folders else None
     checkpoint = Path(arguments.resume)
-    if not (checkpoint / SETTINGS_FILE).is_file():
+    if not any((checkpoint / name).is_file() for name in (SETTINGS_FILE, CHECKSUMS_FILE)):
         raise ValueError(
             f"`resume` is {arguments.resume!r}, which is no checkpoint; it must be 'latest' or a folder "
             "checkpoint-NNNNNNNN."

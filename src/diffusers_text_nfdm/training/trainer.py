@@ -405,7 +405,9 @@ class Trainer:
                 (folder / SETTINGS_FILE).write_text(settings, encoding="utf-8")
 
         target = self.run / f"checkpoint-{self.progress.step:08d}"
-        write_folder(target, write, self.accelerator.is_main_process, self.accelerator.wait_for_everyone)
+        write_folder(
+            target, write, self.accelerator.is_main_process, self.accelerator.wait_for_everyone, checksums=True
+        )
         if self.accelerator.is_main_process:
             remove_old(self.run, self.arguments.checkpoints_total_limit)
 
