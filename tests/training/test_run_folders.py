@@ -152,14 +152,15 @@ def test_resume_latest_and_by_name(data, run):
 
 
 def test_resume_with_other_settings_names_them(data, run):
-    other = arguments(data, run, resume="latest", learning_rate=0.5, seed=3, report_to="tensorboard")
+    other = arguments(data, run, resume="latest", batch_size=4, seed=3, report_to="tensorboard", learning_rate=0.5)
     with pytest.raises(ValueError) as refusal:
         open_run(other, "run")
-    lines = str(refusal.value).splitlines()[1:]
+    *lines, free = str(refusal.value).splitlines()[1:]
     assert [line.strip() for line in lines] == [
-        "learning_rate: 0.002 in the checkpoint, 0.5 here",
+        "batch_size: 8 in the checkpoint, 4 here",
         "seed: 0 in the checkpoint, 3 here",
     ]
+    assert "A continuation may change learning_rate, " in free and "report_to" in free
 
 
 def test_folder_of_another_run_is_refused(data, run, tmp_path):

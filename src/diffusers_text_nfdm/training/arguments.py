@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,14 @@ FREE_ON_RESUME = (
     "gradient_checkpointing",
     "dataloader_workers",
     "save_plots",
+)
+# What may differ besides, in answer to a loss that diverged: from there on it is another run.
+CHANGEABLE_ON_RESUME = (
+    "learning_rate",
+    "muon_learning_rate",
+    "time_sampler_learning_rate",
+    "max_grad_norm",
+    "clip_after_steps",
 )
 
 
@@ -375,13 +384,13 @@ class TrainingArguments:
             lines.append(yaml.safe_dump({f.name: getattr(self, f.name)}, sort_keys=False).rstrip())
         return "\n".join(lines).strip() + "\n"
 
-    def differences(self, other: dict[str, Any]) -> list[str]:
-        """Settings in which a saved run differs from this one, apart from those that a continuation may change."""
+    def differences(self, other: dict[str, Any], free: Collection[str] = FREE_ON_RESUME) -> list[str]:
+        """Settings in which a saved run differs from this one, apart from those that are free to."""
         mine = self.to_dict()
         return [
             f"{key}: {other.get(key)!r} in the checkpoint, {mine[key]!r} here"
             for key in mine
-            if key not in FREE_ON_RESUME and mine[key] != other.get(key)
+            if key not in free and mine[key] != other.get(key)
         ]
 
     @classmethod

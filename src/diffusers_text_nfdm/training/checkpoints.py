@@ -14,7 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from ..files import file_digest
-from .arguments import TrainingArguments
+from .arguments import CHANGEABLE_ON_RESUME, FREE_ON_RESUME, TrainingArguments
 
 
 SETTINGS_FILE, PROGRESS_FILE = "training_arguments.json", "progress.json"
@@ -218,12 +218,14 @@ def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None
         )
     if checkpoint is not None:
         check_whole(checkpoint)
-        differences = arguments.differences(read_settings(checkpoint))
+        differences = arguments.differences(read_settings(checkpoint), free=FREE_ON_RESUME + CHANGEABLE_ON_RESUME)
         if differences:
             raise ValueError(
                 f"The checkpoint {checkpoint} was made with other settings, so it cannot be continued with these:\n  "
                 + "\n  ".join(differences)
             )
+                + f"\nA continuation may change {', '.join(CHANGEABLE_ON_RESUME)}, and where and how it runs: "
+                + f"{', '.join(FREE_ON_RESUME)}."
     elif arguments.resume is None and run.is_dir() and any(run.iterdir()):
         raise ValueError(
             f"The folder {run} is not empty{': it holds another run' if settings.is_file() else ''}. Continue that "

@@ -27,7 +27,7 @@ from ..files import write_file
 from ..likelihood import LikelihoodEstimate
 from ..networks.compilation import compile_layers
 from ..pipelines import NFDMTextPipelineOutput
-from .arguments import TrainingArguments
+from .arguments import CHANGEABLE_ON_RESUME, TrainingArguments
 from .batches import Partition, mix_seeds, training_batches
 from .checkpoints import (
     AVERAGE_FILE,
@@ -36,6 +36,7 @@ from .checkpoints import (
     Progress,
     clear_leftovers,
     open_run,
+    read_settings,
     remove_old,
     write_folder,
 )
@@ -83,6 +84,8 @@ class Trainer:
             self._say(f"Resumed from {self.checkpoint}.")
         self.stop_signal = StopSignal(self.accelerator)
 
+            for change in self.arguments.differences(read_settings(self.checkpoint)):
+                self._say(f"Changed: {change}.")
     # ---- Set-up -----------------------------------------------------------------------------------------------------
 
     @staticmethod
@@ -264,9 +267,9 @@ class Trainer:
             where = f"the norm of the gradient is {norm.item()}"
         if where is not None:
             raise FloatingPointError(
-                f"Training stopped at step {self.progress.step}: {where}. The checkpoints in {self.run} are intact; "
-                "resume from the "
-                "last with a lower learning rate or earlier clipping."
+                f"Training stopped at step {self.progress.step}: {where}. The checkpoints in {self.run} are intact. "
+                "Continue with `--resume latest` and a lower learning rate or earlier clipping: "
+                f"{', '.join(CHANGEABLE_ON_RESUME)} may change."
             )
 
     # ---- Reporting --------------------------------------------------------------------------------------------------
@@ -414,12 +417,17 @@ class Trainer:
     def _write_pipeline(self, name: str) -> None:
         if self.accelerator.is_main_process:
             write_folder(self.run / name, lambda folder: self.pipeline().save_pretrained(folder))
+        rates = [group["base_lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
 
 
 def train(arguments: TrainingArguments) -> dict | None:
     """Train as the arguments say; returns the summary that is also printed and saved, or `None` if stopped early."""
     return Trainer(arguments).train()
 
+        # The learning rates are those of the settings, which a continuation may change.
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        for group, rate in zip(groups, rates, strict=True):
+            group["base_lr"] = rate
 
 def _is_entry(line: str) -> bool:
     """A line may be cut short where a run was killed."""
