@@ -132,7 +132,15 @@ class Trainer:
         return result
 
     def _load_data(self) -> TrainingData:
-        return TrainingData(self.arguments, None if self.checkpoint is None else self.checkpoint.parent / "tokenizer")
+        if self.checkpoint is None:
+            return TrainingData(self.arguments)
+        data = TrainingData(self.arguments, self.checkpoint.parent / "tokenizer")
+        if read_settings(self.checkpoint).get("data_fingerprint") != data.fingerprint:
+            raise ValueError(
+                f"The texts of {self.arguments.dataset!r} are not those that {self.checkpoint} was trained on. Resume "
+                "with those, or start another run."
+            )
+        return data
 
     def _build_model(self) -> None:
         arguments, accelerator = self.arguments, self.accelerator
@@ -374,7 +382,7 @@ class Trainer:
     def _write_run_files(self) -> None:
         self.run.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self.run)
-        write_file(self.run / SETTINGS_FILE, json.dumps(self.arguments.to_dict(), indent=2) + "\n")
+        write_file(self.run / SETTINGS_FILE, self._settings())
         if self.checkpoint is None or self.checkpoint.parent.resolve() != self.run.resolve():
             self.data.tokenizer.save_pretrained(self.run / "tokenizer")
         metrics = self.run / "metrics.jsonl"
@@ -403,9 +411,12 @@ class Trainer:
             average = self.ema.state_dict()
             if self.accelerator.is_main_process:
                 save_file({name: tensor.contiguous() for name, tensor in average.items()}, folder / AVERAGE_FILE)
+    def _settings(self) -> str:
+        settings = {**self.arguments.to_dict(), "data_fingerprint": self.data.fingerprint}
+        return json.dumps(settings, indent=2) + "\n"
+
                 (folder / PROGRESS_FILE).write_text(self.progress.to_json(), encoding="utf-8")
-                settings = json.dumps(self.arguments.to_dict(), indent=2) + "\n"
-                (folder / SETTINGS_FILE).write_text(settings, encoding="utf-8")
+                (folder / SETTINGS_FILE).write_text(self._settings(), encoding="utf-8")
 
         target = self.run / f"checkpoint-{self.progress.step:08d}"
         write_folder(
