@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from ..files import file_digest
 from .arguments import CHANGEABLE_ON_RESUME, FREE_ON_RESUME, TrainingArguments
+from .run_lock import check_free, content
 
 
 SETTINGS_FILE, PROGRESS_FILE = "training_arguments.json", "progress.json"
@@ -209,9 +210,10 @@ def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None
         run = Path(arguments.output_dir)
     if run.is_file():
         raise ValueError(f"`output_dir` is {str(run)!r}, which is a file; give a folder.")
+    check_free(run)
     checkpoint = _checkpoint_to_resume(arguments, run)
     settings = run / SETTINGS_FILE
-    if checkpoint is not None and checkpoint.resolve().parent != run.resolve() and run.is_dir() and any(run.iterdir()):
+    if checkpoint is not None and checkpoint.resolve().parent != run.resolve() and content(run):
         raise ValueError(
             f"The folder {run} is not empty, and the checkpoint {checkpoint} is not of it. Choose another "
             "`--output_dir`."
@@ -223,10 +225,10 @@ def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None
             raise ValueError(
                 f"The checkpoint {checkpoint} was made with other settings, so it cannot be continued with these:\n  "
                 + "\n  ".join(differences)
-            )
                 + f"\nA continuation may change {', '.join(CHANGEABLE_ON_RESUME)}, and where and how it runs: "
                 + f"{', '.join(FREE_ON_RESUME)}."
-    elif arguments.resume is None and run.is_dir() and any(run.iterdir()):
+            )
+    elif arguments.resume is None and content(run):
         raise ValueError(
             f"The folder {run} is not empty{': it holds another run' if settings.is_file() else ''}. Continue that "
             "run with "

@@ -50,6 +50,7 @@ from .optimization import (
     whole,
 )
 from .preparation import TrainingData, build_model
+from .run_lock import RunLock, content, take
 from .signals import StopSignal
 from .summary import finish, open_repository, with_error
 
@@ -67,6 +68,7 @@ class Trainer:
         self.arguments = dataclasses.replace(arguments, mixed_precision=self.accelerator.mixed_precision)
         self.family = model_family(self.arguments)
         self.run, self.checkpoint = self._main_first(lambda: open_run(self.arguments, "run"), share=True)
+        self._content = content(self.run)
         self.partition = Partition(
             arguments.batch_size,
             self.accelerator.num_processes,
@@ -82,10 +84,12 @@ class Trainer:
         if self.checkpoint is not None:
             self._load_checkpoint(self.checkpoint)
             self._say(f"Resumed from {self.checkpoint}.")
-        self.stop_signal = StopSignal(self.accelerator)
-
             for change in self.arguments.differences(read_settings(self.checkpoint)):
                 self._say(f"Changed: {change}.")
+        self.stop_signal = StopSignal(self.accelerator)
+        # Of the main process.
+        self.lock: RunLock | None = None
+
     # ---- Set-up -----------------------------------------------------------------------------------------------------
 
     @staticmethod
@@ -166,16 +170,32 @@ class Trainer:
     def train(self) -> dict | None:
         """Run to the end, or to a signal. Returns the summary, or `None` when the run was stopped before its end."""
         arguments, accelerator = self.arguments, self.accelerator
-        if accelerator.is_main_process:
-            self._write_run_files()
-        accelerator.wait_for_everyone()
-        if arguments.report_to != "none":
-            self._start_trackers()
-        with self.stop_signal:
-            finished = self._loop()
-        summary = finish(self) if finished else None
-        accelerator.end_training()
-        return summary
+        self._main_first(self._own_run, share=True)
+        try:
+            if accelerator.is_main_process:
+                self._write_run_files()
+            accelerator.wait_for_everyone()
+            if arguments.report_to != "none":
+                self._start_trackers()
+            with self.stop_signal:
+                finished = self._loop()
+            summary = self._finish() if finished else None
+            accelerator.end_training()
+            return summary
+        finally:
+            if self.lock is not None:
+                self.lock.release()
+
+    def _finish(self) -> dict | None:
+        try:
+            with self.stop_signal.interrupting():
+                return finish(self)
+        except KeyboardInterrupt:
+            self._say("Stopped by a signal after the last step; evaluate and release with `--resume latest`.")
+            return None
+
+    def _own_run(self) -> None:
+        self.lock = take(self.run, self._content)
 
     def _start_trackers(self) -> None:
         accelerator, arguments = self.accelerator, self.arguments
@@ -380,7 +400,6 @@ class Trainer:
     # ---- Files ------------------------------------------------------------------------------------------------------
 
     def _write_run_files(self) -> None:
-        self.run.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self.run)
         write_file(self.run / SETTINGS_FILE, self._settings())
         if self.checkpoint is None or self.checkpoint.parent.resolve() != self.run.resolve():
@@ -392,14 +411,23 @@ class Trainer:
             kept = [line for line in lines if _is_entry(line) and json.loads(line)["step"] <= self.progress.step]
             write_file(metrics, "".join(line + "\n" for line in kept))
 
+    def _settings(self) -> str:
+        settings = {**self.arguments.to_dict(), "data_fingerprint": self.data.fingerprint}
+        return json.dumps(settings, indent=2) + "\n"
+
     def _load_checkpoint(self, checkpoint: Path) -> None:
         """Nothing here runs code of the checkpoint: Accelerate reads its pickles with PyTorch's restricted loader."""
+        rates = [group["base_lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
         try:
             self.accelerator.load_state(str(checkpoint))
             self.progress = Progress.from_json((checkpoint / PROGRESS_FILE).read_text(encoding="utf-8"))
             self.ema.load_state_dict(load_file(checkpoint / AVERAGE_FILE), updates=self.progress.step)
         except (OSError, RuntimeError, ValueError, KeyError, UnpicklingError, SafetensorError) as error:
             raise ValueError(f"The checkpoint {checkpoint} cannot be loaded: {error}.") from error
+        # The learning rates are those of the settings, which a continuation may change.
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        for group, rate in zip(groups, rates, strict=True):
+            group["base_lr"] = rate
         # They are no part of the average.
         for released, buffer in zip(self.released.buffers(), self.model.buffers(), strict=True):
             released.copy_(buffer)
@@ -411,10 +439,6 @@ class Trainer:
             average = self.ema.state_dict()
             if self.accelerator.is_main_process:
                 save_file({name: tensor.contiguous() for name, tensor in average.items()}, folder / AVERAGE_FILE)
-    def _settings(self) -> str:
-        settings = {**self.arguments.to_dict(), "data_fingerprint": self.data.fingerprint}
-        return json.dumps(settings, indent=2) + "\n"
-
                 (folder / PROGRESS_FILE).write_text(self.progress.to_json(), encoding="utf-8")
                 (folder / SETTINGS_FILE).write_text(self._settings(), encoding="utf-8")
 
@@ -428,17 +452,12 @@ class Trainer:
     def _write_pipeline(self, name: str) -> None:
         if self.accelerator.is_main_process:
             write_folder(self.run / name, lambda folder: self.pipeline().save_pretrained(folder))
-        rates = [group["base_lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
 
 
 def train(arguments: TrainingArguments) -> dict | None:
     """Train as the arguments say; returns the summary that is also printed and saved, or `None` if stopped early."""
     return Trainer(arguments).train()
 
-        # The learning rates are those of the settings, which a continuation may change.
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        for group, rate in zip(groups, rates, strict=True):
-            group["base_lr"] = rate
 
 def _is_entry(line: str) -> bool:
     """A line may be cut short where a run was killed."""
