@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
+from ..checks import check_token_ids
 from ..clocks import GOLDEN_RATIO, check_known
 from ..models.loading import SafetensorsModel
 from ..models.prediction import Prediction
@@ -297,16 +298,9 @@ class MaskedDiffusionModel(SafetensorsModel):
             check_known(known, input_ids.shape)
             if known.device.type == "cpu" and known[:, 1:].all(-1).any():
                 raise ValueError("`known` is True for every token after START of a text; nothing is left to model.")
-        # Reading values would stall an accelerator at every step; there an id out of range is a device-side assertion.
-        if input_ids.device.type != "cpu" or not len(input_ids):
-            return
-        low, high = input_ids.aminmax()
-        if low < 0 or high >= config.vocab_size:
-            raise ValueError(
-                f"`input_ids` has values from {int(low)} to {int(high)}; token ids must be in "
-                f"[0, {config.vocab_size - 1}]. Was the tokenizer built for another model?"
-            )
-        if (input_ids[:, 0] != config.bos_token_id).any():
+        check_token_ids(input_ids, config.vocab_size)
+        # As there, values are read on the CPU only.
+        if input_ids.device.type == "cpu" and (input_ids[:, 0] != config.bos_token_id).any():
             raise ValueError(
                 f"`input_ids` has rows that begin with {input_ids[:, 0].unique().tolist()[:5]}; every row must begin "
                 f"with START, {config.bos_token_id}."

@@ -102,11 +102,10 @@ def counts_of(name: str, counts: Tensor | Sequence[int] | None, texts: int) -> T
     if counts is None:
         return None
     counts = torch.as_tensor(counts, dtype=torch.float64).cpu()
-    if counts.shape != (texts,) or not (counts > 0).all():
+    if counts.shape != (texts,) or not ((counts > 0) & counts.isfinite()).all():
         raise ValueError(
             f"`{name}` has shape {tuple(counts.shape)} and values {counts.flatten()[:5].tolist()}...; it must hold "
-            "one number "
-            f"above 0 for each of the {texts} texts."
+            f"one finite number above 0 for each of the {texts} texts."
         )
     return counts
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .. import objective
+from ..checks import check_token_ids
 from ..clocks import Clock, Density, Windows, check_known, hold_known, make_clock
 from ..forward_processes import ForwardProcess
 from ..networks.bert_predictor import BertPredictor
@@ -370,14 +371,7 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
                 f"`t` has shape {tuple(t.shape)}; it must be ({n},), one time per text, or ({n}, {length}), one per "
                 "token."
             )
-        # Reading values would stall an accelerator at every step; there an id out of range is a device-side assertion.
-        if input_ids.device.type == "cpu" and n:
-            low, high = input_ids.aminmax()
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(
-                    f"`input_ids` has values from {int(low)} to {int(high)}; token ids must be in "
-                    f"[0, {self.config.vocab_size - 1}]. Was the tokenizer built for another model?"
-                )
+        check_token_ids(input_ids, self.config.vocab_size)
         if t is not None and t.device.type == "cpu" and not ((t >= 0) & (t <= 1)).all():
             raise ValueError(f"`t` is {t.tolist()}; every time must be a number in [0, 1].")
 
