@@ -358,6 +358,7 @@ def test_progress_bar_counts_the_predictor_calls_of_all_batches(pipelines, sched
         ({"temperature": 1.0, "top_k": 0}, "`top_k` is 0; it must be an integer of at least 1"),
         ({"temperature": 1.0, "top_k": 2.5}, "`top_k` is 2.5"),
         ({"temperature": 1.0, "top_k": True}, "`top_k` is True"),
+        ({"generator": [torch.Generator()] * 2, "num_samples": 2}, "`generator` has one generator several times"),
         ({"temperature": 1.0, "top_p": 0.0}, "`top_p` is 0.0; it must be in \\(0, 1\\]"),
         ({"temperature": 1.0, "top_p": 1.1}, "`top_p` is 1.1"),
         ({"temperature": 1.0, "top_p": "half"}, "`top_p` is 'half'"),
