@@ -16,7 +16,7 @@ from ..models.token_choice import draw_tokens, draw_uniforms
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler, TokenScheduler
 from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_trajectories
-from .checks import check_call, check_token_scheduler, warn_of_untrained
+from .checks import check_call, check_latents, check_token_scheduler, warn_of_untrained
 from .hub import HubCheckpointMixin
 from .prompts import keep_best, read_prompts, repeat_prompt
 from .samples import check_samples, decode_texts, fork, sample_generators
@@ -363,7 +363,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if "tokens" in options.callback_inputs:
             tensors["tokens"] = self._best_tokens(batch, prediction)
         wanted = {name: tensors[name] for name in options.callback_inputs}
-        batch.z = (options.callback(self, batch.calls, timestep, wanted) or {}).get("latents", batch.z)
+        latents = (options.callback(self, batch.calls, timestep, wanted) or {}).get("latents", batch.z)
+        batch.z = check_latents("The callback's `latents`", latents, batch.z.shape).to(batch.z)
 
     def _order(self, batch: TextBatch, clock: Clock) -> Tensor | None:
         """Random numbers from which a clock in random order takes that of each text."""
