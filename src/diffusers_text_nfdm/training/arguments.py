@@ -221,10 +221,14 @@ class TrainingArguments:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             setattr(self, f.name, _coerce(f.name, getattr(self, f.name), setting_types()[f.name]))
-        self._check()
+        check_one_of("model_type", self.model_type, tuple(CONFIGS))
+        self._check_model_config()
+        try:
+            self._check()
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"A setting holds a value of a wrong kind: {error}.") from error
 
     def _check(self) -> None:
-        check_one_of("model_type", self.model_type, tuple(CONFIGS))
         if self.mixed_precision is not None:
             check_one_of("mixed_precision", self.mixed_precision, ("no", "fp16", "bf16"))
         check_one_of("report_to", self.report_to, TRACKERS)
@@ -301,13 +305,18 @@ class TrainingArguments:
                 f"`checkpoints_total_limit` is {self.checkpoints_total_limit}; it must be at least 1, or null for no "
                 "limit."
             )
-        known = {f.name for f in dataclasses.fields(CONFIGS[self.model_type])} - {"vocab_size", "max_length"}
-        for key in self.model_config:
+
+    def _check_model_config(self) -> None:
+        config = CONFIGS[self.model_type]
+        known = {f.name: str(f.type) for f in dataclasses.fields(config) if f.name not in ("vocab_size", "max_length")}
+        for key, value in self.model_config.items():
             if key not in known:
                 raise ValueError(
-                    f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not "
-                    f"have{suggest(key, known)}"
+                    f"`model_config` has {key!r}, which {config.__name__} does not have{suggest(key, known)}"
                 )
+            # What was meant for a number and is none comes as a string.
+            if isinstance(value, str) and not any(kind in known[key] for kind in ("str", "Literal", "Any", "dtype")):
+                raise ValueError(f"`model_config` has {key} {value!r}; it must be of type {known[key]}.")
 
     @property
     def min_sampling_steps(self) -> int:
