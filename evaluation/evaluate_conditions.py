@@ -8,11 +8,10 @@ the language.
 
 import argparse
 import json
-from pathlib import Path
 
 import torch
 
-from diffusers_text_nfdm.files import write_file
+from diffusers_text_nfdm.files import output_file, write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline
 from diffusers_text_nfdm.metrics.story_conditions import TASKS, complete_stories, right_endings
 
@@ -25,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, help="steps of the scheduler (default: the pipeline's)")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="(default: all)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--output", type=output_file, help="JSON file to write")
     args = parser.parse_args(arguments)
     torch.set_flush_denormal(True)
     try:

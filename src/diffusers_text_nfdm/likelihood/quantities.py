@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..files import write_file
+
 
 UNITS = ("nats_per_story", "nats_per_position", "nats_per_token", "bits_per_token", "bits_per_character")
 
@@ -72,7 +74,7 @@ class LikelihoodEstimate:
 
     def save(self, path: str | Path) -> None:
         """Write values, errors and protocol as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_file(Path(path), json.dumps(self.to_dict(), indent=2) + "\n")
 
 
 def in_units(
