@@ -65,7 +65,10 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
         (["--model_config", "detla=0.1"], "'detla', which NFDMConfig does not have; did you mean 'delta'?"),
         (["--model_config", "vocab_size=5"], "'vocab_size'"),
         (["--model_config", "delta"], "`model_config` has 'delta'; it must be KEY=VALUE"),
-        (["--model_config", "block_size=a"], "`model_config` has block_size 'a'; it must be of type int"),
+        (
+            ["--config", "stories-masked", "--model_config", "block_size=a"],
+            "`model_config` has block_size 'a'; it must be of type int",
+        ),
         (["--model_config", "hidden_size=[1"], "`model_config` has hidden_size '[1'; it must be of type int"),
         (["--learning_rate", "{a: [b"], "`learning_rate` is '{a: [b'; it must be of type float"),
         (["--max_steps", "!!python/name:os.system"], "`max_steps` is '!!python/name:os.system'"),
