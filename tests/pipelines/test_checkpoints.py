@@ -21,6 +21,7 @@ from diffusers_text_nfdm import (
     ReverseSDEScheduler,
     WordTokenizer,
 )
+from diffusers_text_nfdm.metrics.checkpoint import load_pipeline
 
 
 COMPONENTS = ("model", "scheduler", "tokenizer")
@@ -195,7 +196,7 @@ def test_pickled_weights_are_never_read(copy):
 @pytest.mark.parametrize(
     "damaged, message",
     [
-        ("model/model.safetensors", "copy' has a damaged file: .*Save or download it again"),
+        ("model/model.safetensors", "copy/model' are damaged: .*Save or download them again"),
         ("tokenizer/tokenizer.json", "tokenizer.json' is not a valid JSON file"),
         ("model/config.json", "model/config.json' is not a valid JSON file"),
         ("scheduler/scheduler_config.json", "scheduler_config.json' is not a valid JSON file"),
@@ -205,8 +206,9 @@ def test_pickled_weights_are_never_read(copy):
 def test_half_a_file_is_refused(copy, damaged, message):
     data = (copy / damaged).read_bytes()
     (copy / damaged).write_bytes(data[: len(data) // 2])
-    with pytest.raises(OSError, match=message):
-        load(copy)
+    for read in (load, load_pipeline):
+        with pytest.raises(OSError, match=message):
+            read(copy)
 
 
 JSON_FILES = (

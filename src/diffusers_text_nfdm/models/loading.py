@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 
@@ -19,10 +20,16 @@ class SafetensorsModel(PreTrainedModel):
                 "`use_safetensors` is False, but pickled weights are never loaded. Convert them to safetensors."
             )
         with_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(
-            pretrained_model_name_or_path, *args, use_safetensors=True, output_loading_info=True, **kwargs
-        )
         where = f"The weights of {str(pretrained_model_name_or_path)!r}"
+        try:
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *args, use_safetensors=True, output_loading_info=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise OSError(
+                f"{where} are damaged: {error}. Save or download them again; `force_download=True` replaces those in "
+                "the cache."
+            ) from error
         if info["missing_keys"]:
             raise ValueError(
                 f"{where} lack {', '.join(sorted(info['missing_keys']))}; save or download them again, or build the "

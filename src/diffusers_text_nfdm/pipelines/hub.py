@@ -37,7 +37,7 @@ AGAIN = "Save or download it again; `force_download=True` replaces what is in th
 JSON_FILES = ("model_index.json", "config.json", "scheduler_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
-def _check_json(folder: Path) -> None:
+def check_json_files(folder: Path) -> None:
     """Raise an OSError for a file of a checkpoint that holds no JSON object."""
     for path in sorted(path for name in JSON_FILES for path in (*folder.glob(name), *folder.glob(f"*/{name}"))):
         try:
@@ -146,7 +146,7 @@ class HubCheckpointMixin:
         if path.is_file():
             raise ValueError(f"{str(path)!r} is a file; give the folder of a checkpoint or the name of a repository.")
         if path.is_dir():
-            _check_json(path)
+            check_json_files(path)
         try:
             return super().from_pretrained(pretrained_model_name_or_path, use_safetensors=True, **kwargs)
         except (SafetensorError, json.JSONDecodeError) as error:
@@ -197,7 +197,7 @@ class HubCheckpointMixin:
             raise explained from error
         if not (Path(folder) / "model_index.json").is_file():
             raise ValueError(f"{where} holds no pipeline: it has no model_index.json.")
-        _check_json(Path(folder))
+        check_json_files(Path(folder))
         return folder
 
     def save_pretrained(
