@@ -17,6 +17,7 @@ from .. import schedulers
 from ..baseline import AutoregressiveConfig, MaskedDiffusionConfig
 from ..checks import check_one_of, check_positive
 from ..clocks import make_clock
+from ..metrics.sampling import Sampling
 from ..models import DiffusionLMConfig, MuLANConfig, NFDMConfig
 from .baseline_checks import check_baseline
 from .known_tokens import KINDS
@@ -332,6 +333,11 @@ class TrainingArguments:
                 check_positive(**{f"{name}[{clock}]": share})
             if mixture and abs(sum(mixture.values()) - 1) > 1e-6:
                 raise ValueError(f"`{name}` is {mixture}; the shares must add up to 1, not {sum(mixture.values()):g}.")
+        for name, sampling in self.frontier.items():
+            if not isinstance(sampling, str):
+                raise ValueError(f"`frontier[{name}]` is {sampling!r}; it must be a sampling such as star:16.")
+            # A mistake is found now, not after the training.
+            Sampling.parse(sampling)
         if not self.model_config.get("jumps"):
             jumping = {
                 "jump_clocks": bool(self.jump_clocks),
