@@ -13,6 +13,7 @@ import torch
 import training_steps
 from transformers.utils import logging
 
+from diffusers_text_nfdm.files import output_file
 from diffusers_text_nfdm.networks.compilation import missing_compiler
 
 
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="try everything but the compiler out, at a size that proves nothing"
     )
-    parser.add_argument("--output", type=Path, default=Path("runs/bench.json"), help="(default: runs/bench.json)")
+    parser.add_argument("--output", type=output_file, default="runs/bench.json", help="(default: runs/bench.json)")
     arguments = parser.parse_args()
     for name in ("repeats", "threads"):
         if getattr(arguments, name) < 1:

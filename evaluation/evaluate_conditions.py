@@ -8,12 +8,11 @@ the language. Of a model that was trained with conditions (`stories-conditional`
 
 import argparse
 import json
-from pathlib import Path
 
 import torch
 
 from diffusers_text_nfdm.baseline import AutoregressivePipeline
-from diffusers_text_nfdm.files import write_file
+from diffusers_text_nfdm.files import output_file, write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline
 from diffusers_text_nfdm.metrics.story_conditions import TASKS, complete_stories, obeyed_conditions, right_endings
 
@@ -29,7 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--guidance_scale", type=float, nargs="+", default=[1.0], help="of a model with conditions (default: 1)"
     )
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--output", type=output_file, help="JSON file to write")
     args = parser.parse_args(arguments)
     torch.set_flush_denormal(True)
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from diffusers_text_nfdm.files import output_folder
 from diffusers_text_nfdm.metrics import PROTOCOLS, Protocol, evaluate_checkpoint, get_protocol, markdown_report
 from diffusers_text_nfdm.metrics.protocol import DETOKENISATIONS
 
@@ -28,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--validation_file", help="file of held-out texts, where the dataset is a file of training texts"
     )
     parser.add_argument("--text_column", default="text", help="column that holds the text (default: text)")
-    parser.add_argument("--output_dir", type=Path, help="(default: evaluation_results/<checkpoint>)")
+    parser.add_argument("--output_dir", type=output_folder, help="(default: evaluation_results/<checkpoint>)")
     parser.add_argument(
         "--samplers",
         nargs="+",

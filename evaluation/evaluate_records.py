@@ -9,13 +9,12 @@ only those count that training with seed 0 and this `validation_fraction` held o
 import argparse
 import json
 import time
-from pathlib import Path
 
 import torch
 
 from diffusers_text_nfdm.baseline import AutoregressivePipeline
 from diffusers_text_nfdm.data import load_text_dataset
-from diffusers_text_nfdm.files import write_file
+from diffusers_text_nfdm.files import output_file, write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline
 from diffusers_text_nfdm.metrics.record_slots import against_references, by_record, slots_realised
 from diffusers_text_nfdm.metrics.sampling import Sampling
@@ -35,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sampling", help="such as refine:96:min_p=0.1 (default: the pipeline's scheduler)")
     parser.add_argument("--temperature", type=float, help="of an autoregressive model (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--output", type=output_file, help="JSON file to write")
     args = parser.parse_args(arguments)
     torch.set_flush_denormal(True)
     try:

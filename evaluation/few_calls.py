@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from diffusers_text_nfdm.files import write_file
+from diffusers_text_nfdm.files import output_file, write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
 from diffusers_text_nfdm.metrics.frontier import measure_sampling
 from diffusers_text_nfdm.metrics.sampling import Sampling
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--num_samples", type=int, default=1000, help="texts of each sampling (default: 1000)")
     parser.add_argument("--timed_samples", type=int, default=32, help="texts that are timed (default: 32)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    parser.add_argument("--output", type=Path, help="file to write, without its ending: .json, .md and .png")
+    parser.add_argument("--output", type=output_file, help="file to write, without its ending: .json, .md and .png")
     args = parser.parse_args(arguments)
     if args.output is not None and not args.output.absolute().parent.is_dir():
         parser.error(f"there is no folder {args.output.parent} to write into")

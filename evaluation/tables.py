@@ -27,7 +27,7 @@ from table_plots import save_plots
 from transformers.utils import logging
 
 from diffusers_text_nfdm.baseline import AutoregressiveConfig, MaskedDiffusionConfig, matching_config
-from diffusers_text_nfdm.files import write_file
+from diffusers_text_nfdm.files import output_folder, write_file
 from diffusers_text_nfdm.metrics import evaluate_checkpoint
 from diffusers_text_nfdm.metrics.judge import judge_files
 from diffusers_text_nfdm.metrics.results_folder import made_once
@@ -208,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scale", help="the name of a file in evaluation/scales, or a YAML file")
     parser.add_argument("--data", help="folder with the texts, for the scales that need one")
-    parser.add_argument("--output", type=Path, help="(default: runs/tables-<scale>)")
+    parser.add_argument("--output", type=output_folder, help="(default: runs/tables-<scale>)")
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
     try:

@@ -21,6 +21,7 @@ from diffusers_text_nfdm import (
     masked_likelihood,
     prepare_dataset,
 )
+from diffusers_text_nfdm.files import output_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
 from diffusers_text_nfdm.stories import StoryGrammar
 
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--block_size", type=int, help="tokens of a block of masked diffusion (default: its own)")
     parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    parser.add_argument("--output", type=Path, help="JSON file for the result and its protocol")
+    parser.add_argument("--output", type=output_file, help="JSON file for the result and its protocol")
     arguments = parser.parse_args()
     torch.set_flush_denormal(True)
     try:

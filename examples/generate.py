@@ -14,7 +14,6 @@ batches.
 import argparse
 import json
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 
@@ -26,7 +25,7 @@ from diffusers_text_nfdm import (
     ReverseODEScheduler,
     ReverseSDEScheduler,
 )
-from diffusers_text_nfdm.files import write_file
+from diffusers_text_nfdm.files import output_file, write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
 
 
@@ -103,8 +102,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--top_k", type=int, help="sample among the k most probable words")
     parser.add_argument("--top_p", type=float, help="sample among the fewest words with this probability")
-    parser.add_argument("--output", type=Path, help="JSON Lines file to write: text, seed, index")
-    parser.add_argument("--trajectory", type=Path, help="picture of how the first text came about (.png, .pdf, .svg)")
+    parser.add_argument("--output", type=output_file, help="JSON Lines file to write: text, seed, index")
+    parser.add_argument(
+        "--trajectory", type=output_file, help="picture of how the first text came about (.png, .pdf, .svg)"
+    )
     best = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=device, default=best, help=f"(default: {best})")
     return parser

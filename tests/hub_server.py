@@ -95,6 +95,7 @@ class Fault:
     headers: dict = field(default_factory=dict)
     after_bytes: int | None = None
     reset: bool = False
+    body: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,10 @@ class HubServer:
     def cut(self, times=1, match="", after_bytes=1000, reset=False):
         """Send `after_bytes` of the body and close the connection; with `reset`, by a TCP reset instead of an end."""
         return self._plan(Fault(times, match, after_bytes=after_bytes, reset=reset))
+
+    def garble(self, times=1, match="", body=b"<html>Bad gateway</html>"):
+        """Answer 200 with a body that is not what was asked for."""
+        return self._plan(Fault(times, match, body=body))
 
     def _plan(self, fault):
         with self.lock:
@@ -425,6 +430,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if fault is not None and fault.status is not None:
                 raise HubError(fault.status, "planned by the test", **fault.headers)
+            if fault is not None and fault.body is not None:
+                request.status = 200
+                return self.send(200, {}, fault.body)
             with hub.lock:
                 status, headers, answer = hub.answer(self.command, url, self.headers, body)
         except HubError as error:

@@ -1,5 +1,7 @@
 """The model card that travels with a checkpoint."""
 
+import re
+
 import pytest
 from hub_server import card_metadata
 from huggingface_hub import ModelCard
@@ -67,6 +69,33 @@ def test_what_was_recorded_is_told(tmp_path):
     assert "- `learning_rate`: 0.0001\n- `steps`: 10\n" in card and "| 1.5 |" in card
     # An unescaped <UNK> would be an HTML tag, which a reader does not see.
     assert "> Tom saw a &lt;UNK>.\n\n> Two\n> lines.\n" in card and UNKNOWN not in card
+
+
+HOSTILE = (
+    "<script>alert(1)</script>\n\n---\nlicense: other\n---\n\n![x](https://evil.example/x.png)\n# Big\n`a` <img src=x>"
+)
+
+
+def test_what_is_recorded_stays_text(tmp_path):
+    """No tag, no image and no second header, whatever names, settings, results and samples hold."""
+    card = write_model_card(
+        make_pipeline(),
+        tmp_path,
+        title=f"Trained on {HOSTILE}",
+        repo='user/x")\n```\n<script>',
+        data=HOSTILE,
+        recipe={"dataset": HOSTILE, "model_config": {"predictor": "two_stream"}},
+        results=f"```\n{HOSTILE}\n```",
+        samples=[HOSTILE, "---", "1. one"],
+    ).read_text()
+    body = card.split("\n---\n", 1)[1]
+    # A code span shows what it holds.
+    shown = re.sub(r"(`+) .*? \1(?!`)", "", body)
+    assert shown.count("<script") == 1 and '"user/x\\")\\n```\\n<script>"' in shown
+    assert "<img" not in shown and "![" not in shown and "https" in shown
+    assert not re.search(r"^[\s>]*---\s*$", body, flags=re.MULTILINE)
+    assert "> \\# Big" in body and "> 1\\. one" in body
+    assert ModelCard(card).data.license == "apache-2.0" and "- `model_config`: `{'predictor': 'two_stream'}`" in body
 
 
 def test_a_card_is_replaced_only_by_one_that_records_more(tmp_path):

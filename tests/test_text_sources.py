@@ -131,6 +131,14 @@ def test_stories_come_back_exactly():
     assert tokenizer.batch_decode(tokenizer(texts, verbose=False)["input_ids"], skip_special_tokens=True) == texts
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("name", ["lines.txt", "objects.jsonl", "table.csv"])
+def test_lines_end_in_any_way(tmp_path, name, end):
+    path = write(tmp_path / name)
+    path.write_bytes(path.read_text(encoding="utf-8").replace("\n", end).encode())
+    assert load_text_dataset(path, validation_fraction=0)["train"]["text"][:] == TEXTS
+
+
 BAD_FILES = {
     "empty.txt": (b"", "holds no text"),
     "blank.txt": (b"\n  \n", "holds no text"),
@@ -140,6 +148,9 @@ BAD_FILES = {
     "broken.json": (b'[{"text": "a"}', "is not JSON"),
     "column.jsonl": (b'{"story": "a", "id": 1}', "has no column 'text'; its columns are story, id"),
     "column.csv": (b"story,id\na,1\n", "has no column 'text'; its columns are story, id"),
+    "quote.csv": (b'text,id\nFine.,1\n"Never closed,2\nLost.,3\n', "not CSV from line 3 on .*a quote may be open"),
+    "short.csv": (b"id,text\n1,Fine.\n2\n", "line 3: fewer than the 2 fields of the header"),
+    "long.csv": (b"id,text\n1,Fine.\n2,Well, no.\n", "line 3: more than the 2 fields of the header"),
     "number.jsonl": (b'{"text": 3}', "line 1: a int stands where text is needed"),
     "list.jsonl": (b'["a", "b"]', "line 1: a list stands where text is needed"),
     "half.jsonl": (b'["\\ud800"]', "line 1: half of a surrogate pair"),

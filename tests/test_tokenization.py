@@ -131,6 +131,18 @@ def test_splitting_agrees_with_its_offsets(text):
     assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:]))
 
 
+@pytest.mark.parametrize("unit", ["'s", ":)", "a.", "1+", "$", "I'm", "A.", "a@b."])
+def test_time_is_linear_in_the_length_of_a_chunk(unit):
+    """Four times the text takes sixteen times as long where the time is quadratic."""
+
+    def seconds(length):
+        begin = time.process_time()
+        split((unit * length)[:length])
+        return time.process_time() - begin
+
+    assert seconds(100_000) < 8 * seconds(25_000) + 0.2
+
+
 @pytest.mark.parametrize("run", ["a" + ")" * 2000 + "b", "a" + "." * 2000 + "b", ".'" * 1000 + "a", "!" * 2000])
 def test_long_runs_of_punctuation_take_no_exponential_time(run):
     begin = time.perf_counter()
@@ -246,6 +258,8 @@ def test_decoding_cuts_at_end_and_keeps_unk(tokenizer):
     for batch in ([ids, ids], np.array([ids, ids]), torch.tensor([ids, ids])):
         assert tokenizer.batch_decode(batch, skip_special_tokens=True) == [f"She {UNK} left"] * 2
     assert tokenizer.decode(she) == "She"
+    with pytest.raises(ValueError, match="Token id -1 is outside the vocabulary"):
+        tokenizer.decode([she, -1])
     with pytest.raises(ValueError, match="Token id 9999 is outside the vocabulary"):
         tokenizer.decode([she, 9999])
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -22,3 +25,19 @@ def check_positive(**values: Any) -> None:
     for name, value in values.items():
         if not is_number(value) or not value > 0:
             raise ValueError(f"`{name}` is {value!r}; it must be a number above 0.")
+
+
+def check_token_ids(input_ids: Tensor, vocab_size: int) -> None:
+    """Raise a ValueError for token ids that are no integers, or outside the vocabulary."""
+    kind = input_ids.dtype
+    if kind.is_floating_point or kind.is_complex or kind == torch.bool:
+        raise ValueError(f"`input_ids` is of type {kind}; token ids must be integers.")
+    # Reading values would stall an accelerator at every step; there an id out of range is a device-side assertion.
+    if input_ids.device.type != "cpu" or not input_ids.numel():
+        return
+    low, high = input_ids.aminmax()
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"`input_ids` has values from {int(low)} to {int(high)}; token ids must be in [0, {vocab_size - 1}]. Was "
+            "the tokenizer built for another model?"
+        )

@@ -1,8 +1,11 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and their checksums."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 
@@ -15,3 +18,37 @@ def write_file(path: Path, content: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def output_file(text: str) -> Path:
+    """A file of the command line to write, as an argparse type: refused before the work, not after it."""
+    path = output_folder(text, parent=True)
+    if path.is_dir():
+        raise ArgumentTypeError(f"{text} is a folder; give a file")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ArgumentTypeError(f"{text} cannot be written")
+    return path
+
+
+def output_folder(text: str, parent: bool = False) -> Path:
+    """The same for a folder, which need not be there; with `parent` for the one above the path."""
+    path = Path(text)
+    try:
+        folder = path.absolute().parent if parent else path.absolute()
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):
+            # A name that is too long is an error here.
+            path.exists()
+            return path
+    except OSError as error:
+        raise ArgumentTypeError(f"{text!r} cannot be written: {error}") from error
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

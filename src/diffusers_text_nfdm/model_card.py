@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -50,9 +52,32 @@ def variant_name(config) -> str:
     return name
 
 
+def plain(text: str) -> str:
+    """Markdown that shows the text as it is: no tag, link, image, heading or rule."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;")
+    text = re.sub(r"[\\`*_\[\]~|]", r"\\\g<0>", text)
+    text = re.sub(r"^(\s*)(#|>|[-+](?=\s)|[-=]+[ \t]*$)", r"\1\\\2", text, flags=re.MULTILINE)
+    return re.sub(r"^(\s*\d+)([.)])(?=\s)", r"\1\\\2", text, flags=re.MULTILINE)
+
+
+def _harmless(markdown: str) -> str:
+    """The Markdown without HTML, images and rules, which could be taken for the end of the metadata."""
+    markdown = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", markdown).replace("![", "!\\[")
+    return re.sub(r"^(\s*)([-=*_]{3,}\s*)$", r"\1\\\2", markdown, flags=re.MULTILINE)
+
+
+def _code(value: object) -> str:
+    """A setting on one line, as code where Markdown would take it for more than text."""
+    text = " ".join(str(value).split())
+    if plain(text) == text:
+        return text
+    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
+    space = " " if len(fence) > 1 else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
 def _quote(text: str) -> str:
-    # Markdown would take `<UNK>` for an HTML tag and hide it.
-    return "\n".join(f"> {line}" for line in text.replace("<", "&lt;").splitlines() or [""])
+    return "\n".join(f"> {line}" for line in plain(text).splitlines() or [""])
 
 
 def _describe_diffusion(pipeline: NFDMTextPipeline, repo: str) -> dict[str, str]:
@@ -66,7 +91,7 @@ def _describe_diffusion(pipeline: NFDMTextPipeline, repo: str) -> dict[str, str]
 # pip install diffusers_text_nfdm
 from diffusers_text_nfdm import NFDMTextPipeline
 
-pipe = NFDMTextPipeline.from_pretrained("{repo}")
+pipe = NFDMTextPipeline.from_pretrained({json.dumps(repo)})
 print(pipe(num_samples=4{steps}).texts)
 ```
 
@@ -93,7 +118,7 @@ def _describe_autoregressive(pipeline: AutoregressivePipeline, repo: str) -> dic
 # pip install diffusers_text_nfdm
 from diffusers_text_nfdm import AutoregressivePipeline
 
-pipe = AutoregressivePipeline.from_pretrained("{repo}")
+pipe = AutoregressivePipeline.from_pretrained({json.dumps(repo)})
 print(pipe(num_samples=4).texts)
 ```""",
         "architecture": f"transformer with {config.num_hidden_layers} layers of size {config.hidden_size}, MLPs of "
@@ -111,7 +136,7 @@ def _describe_masked(pipeline: MaskedDiffusionPipeline, repo: str) -> dict[str, 
 # pip install diffusers_text_nfdm
 from diffusers_text_nfdm import MaskedDiffusionPipeline
 
-pipe = MaskedDiffusionPipeline.from_pretrained("{repo}")
+pipe = MaskedDiffusionPipeline.from_pretrained({json.dumps(repo)})
 print(pipe(num_samples=4, num_inference_steps=64).texts)
 ```""",
         "architecture": f"two-stream trunk with {config.num_hidden_layers} layers of size {config.hidden_size}, MLPs "
@@ -139,9 +164,12 @@ def write_model_card(
     Without anything to record (`data`, `recipe`, `results`, `samples`) a card that is already there is kept.
 
     Args:
-        data: what the model was trained on.
+        data: what the model was trained on, as Markdown.
         recipe: the training settings by name.
         results: figures with their protocol, as Markdown.
+
+    Names, settings and samples are shown as they are, whatever they hold; in `data` and `results`, which are Markdown,
+    HTML and images do nothing.
     """
     path = Path(folder) / "README.md"
     if path.exists() and data is recipe is results is samples is None:
@@ -156,15 +184,15 @@ def write_model_card(
     )
     card = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         model_type=config.model_type,
-        title=title or f"{name} for text",
+        title=plain(" ".join(title.split())) if title else f"{name} for text",
         description=DESCRIPTIONS[config.model_type],
         kind=described["kind"],
         usage=described["usage"],
         likelihood=described["likelihood"],
         architecture=architecture + described["architecture"],
-        data=data or UNKNOWN,
-        recipe=UNKNOWN if not recipe else "\n".join(f"- `{key}`: {value}" for key, value in recipe.items()),
-        results=results or UNKNOWN,
+        data=_harmless(data) if data else UNKNOWN,
+        recipe=UNKNOWN if not recipe else "\n".join(f"- `{key}`: {_code(value)}" for key, value in recipe.items()),
+        results=_harmless(results) if results else UNKNOWN,
         samples=UNKNOWN if not samples else "\n\n".join(map(_quote, samples)),
     )
     path.write_text(card, encoding="utf-8")

@@ -28,6 +28,7 @@ SPLIT_NAMES = {
     "dev": "validation",
     "test": "test",
 }
+_AFTER_CR = re.compile(r"(?<=\r)(?!\n)")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -166,7 +167,9 @@ def _lines(path: str) -> Iterator[str]:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path} is not UTF-8 text: the byte at offset {offset + error.start}.") from error
-            yield text if offset else text.removeprefix("\ufeff")
+            text = text if offset else text.removeprefix("\ufeff")
+            # Files of old Macs end their lines in CR alone.
+            yield from filter(None, _AFTER_CR.split(text))
             offset += len(line)
 
 
@@ -206,13 +209,22 @@ def _field(record: Any, column: str, path: str) -> Any:
 
 
 def _read_csv(path: str, column: str) -> Iterator[tuple[str, Any]]:
-    rows = csv.DictReader(_lines(path))
+    # Strict: a quote that is not closed would take in the rest of the file.
+    rows = csv.DictReader(_lines(path), strict=True)
+    line = 0
     try:
         check_column(rows.fieldnames or [], column, path)
+        line = rows.line_num
         for row in rows:
-            yield f"line {rows.line_num}", row[column]
+            if None in row or None in row.values():
+                raise ValueError(
+                    f"{path}, line {line + 1}: {'more' if None in row else 'fewer'} than the "
+                    f"{len(rows.fieldnames)} fields of the header; a text with commas needs quotes."
+                )
+            line = rows.line_num
+            yield f"line {line}", row[column]
     except csv.Error as error:
-        raise ValueError(f"{path}, line {rows.line_num}: not CSV ({error}).") from error
+        raise ValueError(f"{path}: not CSV from line {line + 1} on ({error}); a quote may be open.") from error
 
 
 def _read_parquet(path: str, column: str) -> Iterator[tuple[str, Any]]:

@@ -104,6 +104,8 @@ _INFIX = "|".join(
 
 # Most chunks are one word that no pair can end in: found without trying the rest.
 _PAIR_ENDS = "nt|[Ii]m|ll|ve|re|na|ta|not|all|(?:[Hh]e|ho|re|at|en|hy|ow|is)s|(?:[Iiuyt]|[HhWw]e|ho|en|re|ow|is|se)d"
+# The rules look ahead to the end of a chunk, so their time grows with its square. No word is as long as this.
+_LONGEST_CHUNK = 200
 _PLAIN = rf"\A{_LETTER}++(?<!{_PAIR_ENDS})(?:(?=[,!?]?\z)|(?<=\A\p{{Ll}}{{3,}})(?=\.\z))"
 
 
@@ -129,7 +131,8 @@ def word_splitter() -> pre_tokenizers.PreTokenizer:
     rules = "|".join([rf"{first}(?:{'|'.join(leading)})", *following])
     pattern = rf"{_PLAIN}|(?=[^{_LETTER}]|(?<!{_LETTER}))(?:{rules})"
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split])
+    cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{{_LONGEST_CHUNK}}}"), behavior="isolated")
+    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), cut, split])
 
 
 # ---- Putting text back together -------------------------------------------------------------------------------------
@@ -250,10 +253,9 @@ class WordTokenizer(PreTrainedTokenizerFast):
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         if skip_special_tokens:
             ids = content_ids(ids, self)
-        tokens = self.convert_ids_to_tokens(ids)
-        if None in tokens:
-            unknown = ids[tokens.index(None)]
+        for unknown in (token for token in ids if not 0 <= token < len(self)):
             raise ValueError(f"Token id {unknown} is outside the vocabulary, whose ids are 0 to {len(self) - 1}.")
+        tokens = self.convert_ids_to_tokens(ids)
         return " ".join(tokens) if clean_up_tokenization_spaces is False else detokenize(tokens)
 
 

@@ -65,6 +65,9 @@ def test_top_k_top_p_and_min_p_keep_the_most_probable_tokens_in_proportion(optio
         {"temperature": 2e-38},
         {"temperature": 5.0, "top_k": 1},
         {"temperature": 5.0, "top_p": 1e-9},
+        # Zero in float32.
+        {"temperature": 1e-60},
+        {"temperature": 5.0, "top_p": 1e-60},
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import MODELS, logged_warnings, make_pipeline, seeded
+from transformers import AutoModel
 
 from diffusers_text_nfdm import (
     MarkovChainScheduler,
+    NFDMModel,
     NFDMTextPipeline,
     ReverseODEScheduler,
     ReverseSDEScheduler,
     WordTokenizer,
 )
+from diffusers_text_nfdm.metrics.checkpoint import load_pipeline
 
 
 COMPONENTS = ("model", "scheduler", "tokenizer")
@@ -192,8 +196,8 @@ def test_pickled_weights_are_never_read(copy):
 @pytest.mark.parametrize(
     "damaged, message",
     [
-        ("model/model.safetensors", "copy' has a damaged file: .*Save or download it again"),
-        ("tokenizer/tokenizer.json", "copy' has a damaged file: .*Save or download it again"),
+        ("model/model.safetensors", "copy/model' are damaged: .*Save or download them again"),
+        ("tokenizer/tokenizer.json", "tokenizer.json' is not a valid JSON file"),
         ("model/config.json", "model/config.json' is not a valid JSON file"),
         ("scheduler/scheduler_config.json", "scheduler_config.json' is not a valid JSON file"),
         ("model_index.json", "model_index.json' is not a valid JSON file"),
@@ -202,7 +206,80 @@ def test_pickled_weights_are_never_read(copy):
 def test_half_a_file_is_refused(copy, damaged, message):
     data = (copy / damaged).read_bytes()
     (copy / damaged).write_bytes(data[: len(data) // 2])
-    with pytest.raises(OSError, match=message):
+    for read in (load, load_pipeline):
+        with pytest.raises(OSError, match=message):
+            read(copy)
+
+
+JSON_FILES = (
+    "model_index.json",
+    "model/config.json",
+    "scheduler/scheduler_config.json",
+    "tokenizer/tokenizer.json",
+    "tokenizer/tokenizer_config.json",
+)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"null", b"\xff\xfe{}", b'{"a": }', b"[" * 100_000])
+@pytest.mark.parametrize("name", JSON_FILES)
+def test_a_file_without_a_json_object_is_named(name, content, copy):
+    (copy / name).write_bytes(content)
+    with pytest.raises(OSError, match=f"{name}' (is not a valid JSON file|holds a )"):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("model_index.json", {"model": 3}),
+        ("model_index.json", {"model": ["diffusers_text_nfdm"]}),
+        ("model_index.json", {"model": ["diffusers_text_nfdm", None]}),
+        ("model_index.json", {"scheduler": {}}),
+        ("model/config.json", {"hidden_size": "wide"}),
+        ("model/config.json", {"hidden_size": None}),
+        ("model/config.json", {"vocab_size": [1]}),
+        ("model/config.json", {"clock": 7}),
+        ("scheduler/scheduler_config.json", {"volatility_scale": "much"}),
+        ("tokenizer/tokenizer.json", {"model": 1}),
+    ],
+)
+def test_odd_values_are_refused_with_the_name_of_the_checkpoint_or_the_value(name, values, copy):
+    (copy / name).write_text(json.dumps(json.loads((copy / name).read_text()) | values))
+    with pytest.raises((OSError, ValueError), match="copy|" + "|".join(values)):
+        load(copy)
+
+
+# --- a model alone ---
+
+
+def test_a_model_alone_is_read_from_safetensors_only(copy):
+    folder = copy / "model"
+    model = NFDMModel.from_pretrained(folder)
+    with pytest.raises(ValueError, match="pickled weights are never loaded"):
+        NFDMModel.from_pretrained(folder, use_safetensors=False)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    for reader in (NFDMModel, AutoModel):
+        with pytest.raises(OSError, match="safetensors"):
+            reader.from_pretrained(folder)
+
+
+def test_a_missing_weight_is_an_error(copy):
+    file = copy / "model" / "model.safetensors"
+    weights = load_file(file)
+    del weights["token_bias"]
+    save_file(weights, file, metadata={"format": "pt"})
+    for read in (load, lambda folder: NFDMModel.from_pretrained(folder / "model")):
+        with pytest.raises(ValueError, match="lack token_bias"):
+            read(copy)
+
+
+def test_weights_that_are_not_finite_are_refused(copy):
+    file = copy / "model" / "model.safetensors"
+    weights = load_file(file)
+    weights["token_bias"][3] = float("nan")
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="not finite, in token_bias"):
         load(copy)
 
 

@@ -268,6 +268,20 @@ def test_callback_changes_what_comes_after_it(pipe):
     assert torch.equal(plain, unchanged) and not torch.allclose(plain, shifted)
 
 
+@pytest.mark.parametrize(
+    ("latents", "message"),
+    [
+        (torch.zeros(1, 5, 3), "The callback's `latents` has shape \\(1, 5, 3\\); it must be \\(1, 5, 4\\)"),
+        (torch.zeros(2, 5, 4), "The callback's `latents` has shape"),
+        (torch.full((1, 5, 4), torch.nan), "The callback's `latents` has values that are not finite"),
+        ("none", "The callback's `latents` is a str"),
+    ],
+)
+def test_latents_of_a_callback_are_checked(pipe, latents, message):
+    with pytest.raises(ValueError, match=message):
+        pipe(num_inference_steps=4, callback_on_step_end=lambda *args: {"latents": latents})
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_clamping_puts_every_prediction_on_its_nearest_embedding(pipelines, name):
     pipe = pipelines[name]
@@ -344,6 +358,7 @@ def test_progress_bar_counts_the_predictor_calls_of_all_batches(pipelines, sched
         ({"timesteps": [0.1, 0.2]}, "`timesteps` is \\[0.1, 0.2\\]"),
         ({"timesteps": [0.1], "num_inference_steps": 3}, "either `num_inference_steps` or `timesteps`"),
         ({"generator": [torch.Generator()] * 2}, "`generator` is a list of 2 for 1 samples"),
+        ({"generator": [torch.Generator()] * 2, "num_samples": 2}, "`generator` has one generator several times"),
         ({"generator": 42}, "`generator` has 42; it must be a `torch.Generator`"),
         ({"generator": [42]}, "`generator` has 42; it must be a `torch.Generator`"),
         ({"latents": torch.zeros(1, 2, 3)}, "`latents` has shape \\(1, 2, 3\\); it must be \\(1, 5, 4\\)"),

@@ -17,6 +17,7 @@ from diffusers_text_nfdm import ReverseODEScheduler
 
 PRELUDE = """
 import json, os, sys, torch
+import diffusers_text_nfdm.pipelines.hub as hub_module
 from diffusers_text_nfdm import *
 from transformers import AutoModel, AutoTokenizer
 
@@ -69,12 +70,20 @@ def hub():
 
 @pytest.fixture(scope="module")
 def pushed(hub, places):
+    hub.fail(match="/api/models/user/push-unwell/commit")
+    hub.fail(match="/api/models/user/push-busy/commit", status=429)
+    hub.cut(match="/api/models/user/push-broken/commit", after_bytes=5, reset=True)
+    hub.garble(match="/api/models/user/push-garbled/commit")
+    hub.fail(times=99, match="/api/models/user/push-forbidden/commit", status=403)
     code = f"""
 pipe = load({str(places / "source")!r})
 result["commit"] = pipe.push_to_hub("tiny", commit_message="First")
 pipe.scheduler = ReverseODEScheduler.from_config(pipe.scheduler.config, method="heun")
 pipe.push_to_hub("user/tiny")
 pipe.push_to_hub("user/secret", private=True)
+hub_module.PAUSES = (0.01, 0.01)
+for name in ("unwell", "busy", "broken", "garbled", "forbidden"):
+    result["push-" + name] = attempt(pipe.push_to_hub, "user/push-" + name)
 pipe.save_pretrained({str(places / "saved")!r}, push_to_hub=True, repo_id="user/saved", commit_message="Saved")
 pipe.model.push_to_hub("user/model-alone")
 pipe.scheduler.push_to_hub("user/scheduler-alone")
@@ -91,6 +100,10 @@ def loaded(hub, places, pushed):
     hub.add("user/half", {path: data for path, data in files.items() if path != "model_index.json"})
     pickled = {path: data for path, data in files.items() if not path.endswith(".safetensors")}
     hub.add("user/pickled", {**pickled, "model/pytorch_model.bin": files["model/model.safetensors"]})
+    for name in ("forbidden", "garbled"):
+        hub.add(f"user/{name}", files)
+    hub.fail(times=99, match="/user/forbidden", status=403)
+    hub.garble(match="/api/models/user/garbled")
     hub.fail(match="GET /user/unwell/resolve")
     hub.fail(match="/api/models/user/model-page")
     hub.cut(match="/user/cut/resolve", after_bytes=100, reset=True)
@@ -116,7 +129,8 @@ result["missing"] = attempt(load, "user/missing")
 result["missing_revision"] = attempt(load, "user/tiny", revision="v99")
 result["half"] = attempt(load, "user/half")
 result["pickled"] = attempt(load, "user/pickled")
-for name in ("unwell", "cut", "model-page"):
+result["forbidden"] = attempt(load, "user/forbidden")
+for name in ("unwell", "cut", "model-page", "garbled"):
     result[name] = [attempt(load, "user/" + name) for _ in range(2)]
 """
     return client(hub, places / "loader", code)
@@ -204,7 +218,25 @@ def test_what_is_missing_is_named(loaded):
     assert kind == "ValueError" and "'user/half' holds no pipeline: it has no model_index.json" in message
 
 
-@pytest.mark.parametrize("name", ["unwell", "cut", "model-page"])
+def test_access_that_is_refused_is_not_called_a_missing_repository(loaded):
+    kind, message = loaded.forbidden
+    assert kind == "OSError" and "refuses access to the repository 'user/forbidden' (403)" in message
+
+
+@pytest.mark.parametrize("name", ["unwell", "busy", "broken", "garbled"])
+def test_a_push_outlasts_a_moment_of_trouble(hub, pushed, name):
+    assert getattr(pushed, f"push-{name}") == ["ok", ""]
+    assert "model/model.safetensors" in hub.repos[f"user/push-{name}"].files()
+
+
+def test_a_push_that_is_refused_is_not_tried_again(hub, pushed):
+    kind, message = getattr(pushed, "push-forbidden")
+    assert kind != "ok" and "403" in message
+    commits = [request for request in hub.requests if "push-forbidden/commit" in request.path]
+    assert len(commits) == 1
+
+
+@pytest.mark.parametrize("name", ["unwell", "cut", "model-page", "garbled"])
 def test_a_failed_download_says_to_try_again_and_the_next_try_works(loaded, name):
     (kind, message), second = getattr(loaded, name)
     assert kind == "OSError" and f"'user/{name}'" in message and "try again" in message

@@ -94,15 +94,15 @@ def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(run / f"checkpoint-{step:08d}" / "model.safetensors")
 
 
-def averages(run: Path, step: int) -> list[torch.Tensor]:
-    return torch.load(run / f"checkpoint-{step:08d}" / "custom_checkpoint_0.pkl", weights_only=True)["average"]
+def averages(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / f"checkpoint-{step:08d}" / "average.safetensors")
 
 
 def assert_same_run(one: Path, other: Path, step: int) -> None:
     """Bit for bit: weights, averaged weights, everything logged, and the texts sampled at the end."""
-    a, b = weights(one, step), weights(other, step)
-    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    assert all(torch.equal(x, y) for x, y in zip(averages(one, step), averages(other, step), strict=True))
+    for read in (weights, averages):
+        a, b = read(one, step), read(other, step)
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     assert metrics(one) == metrics(other)
     for name in ("pipeline", "best"):
         a, b = (load_file(run / name / "model" / "model.safetensors") for run in (one, other))

@@ -2,11 +2,11 @@ import dataclasses
 
 import pytest
 import yaml
-from runs import arguments
 
 from diffusers_text_nfdm.training import TrainingArguments, parse_arguments, recipe_names
 from diffusers_text_nfdm.training.arguments import FREE_ON_RESUME
 from diffusers_text_nfdm.training.recipe_files import read_config
+from runs import arguments
 
 
 def refusal(capsys, *argv):
@@ -65,6 +65,17 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
         (["--model_config", "detla=0.1"], "'detla', which NFDMConfig does not have; did you mean 'delta'?"),
         (["--model_config", "vocab_size=5"], "'vocab_size'"),
         (["--model_config", "delta"], "`model_config` has 'delta'; it must be KEY=VALUE"),
+        (
+            ["--config", "stories-masked", "--model_config", "block_size=a"],
+            "`model_config` has block_size 'a'; it must be of type int",
+        ),
+        (["--model_config", "hidden_size=[1"], "`model_config` has hidden_size '[1'; it must be of type int"),
+        (["--learning_rate", "{a: [b"], "`learning_rate` is '{a: [b'; it must be of type float"),
+        (["--max_steps", "!!python/name:os.system"], "`max_steps` is '!!python/name:os.system'"),
+        (["--max_steps", "2020-99-99"], "`max_steps` is '2020-99-99'"),
+        (["--frontier", "few=3"], "`frontier[few]` is 3; it must be a sampling such as star:16"),
+        (["--frontier", "few=star"], "The sampling is 'star'; it must be of the form"),
+        (["--config", "stories-masked", "--model_config", "block_size=[1]"], "value of a wrong kind"),
         (["--max_steps", "many"], "`max_steps` is 'many'; it must be of type int"),
         (["--max_steps", "1.5"], "`max_steps` is 1.5; it must be of type int"),
         (["--max_steps", "0"], "`max_steps` is 0; it must be above 0"),
@@ -117,10 +128,19 @@ def test_wrong_arguments_are_refused_by_name(argv, message, capsys):
     assert message in refusal(capsys, *argv)
 
 
-@pytest.mark.parametrize(("text", "message"), [("- a\n- b\n", "holds a list"), ("a: [", "no valid YAML")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"- a\n- b\n", "holds a list"),
+        (b"a: [", "no valid YAML"),
+        (b"\x93NUMPY\xff", "no valid YAML"),
+        (b"3: 4", "unknown setting 3"),
+        (b"[" * 5000, "no valid YAML"),
+    ],
+)
 def test_files_that_hold_no_settings(text, message, tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(text)
+    path.write_bytes(text)
     with pytest.raises(ValueError, match=message):
         read_config(str(path), [])
 

@@ -6,7 +6,6 @@ import torch
 from accelerate.utils import DistributedType
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import MULAN, NFDM, PREDICTOR
 from tiny import relative_error
 
 from diffusers_text_nfdm import MuLANConfig, MuLANModel, NFDMConfig, NFDMModel
@@ -19,6 +18,7 @@ from diffusers_text_nfdm.training.optimization import (
     learning_rate_factor,
     trunk_matrices,
 )
+from runs import MULAN, NFDM, PREDICTOR
 
 
 SHAPES = [(6, 10), (10, 6), (6, 10), (8, 8), (3, 12)]
@@ -149,7 +149,7 @@ def test_moving_average_formula():
     for parameter, value in zip(other.parameters(), expected):
         torch.testing.assert_close(parameter.detach().double(), value, rtol=0, atol=1e-6)
     again = ExponentialMovingAverage(torch.nn.Linear(3, 2), decay=0.5)
-    again.load_state_dict(ema.state_dict())
+    again.load_state_dict(ema.state_dict(), ema.updates)
     assert again.updates == 12 and all(torch.equal(a, b) for a, b in zip(again.average, ema.average))
 
 

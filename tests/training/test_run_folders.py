@@ -7,18 +7,22 @@ import resource
 
 import pytest
 import torch
-from runs import arguments
 from safetensors.torch import save_file
 
 from diffusers_text_nfdm.training import checkpoints
 from diffusers_text_nfdm.training.checkpoints import (
+    AVERAGE_FILE,
+    CHECKSUMS_FILE,
+    PROGRESS_FILE,
     SETTINGS_FILE,
+    Progress,
     checkpoint_folders,
     clear_leftovers,
     open_run,
     remove_old,
     write_folder,
 )
+from runs import arguments
 
 
 def fill(text):
@@ -97,10 +101,13 @@ def test_other_processes_write_into_the_folder_before_it_is_renamed(tmp_path):
 
 
 def make_checkpoints(run, *steps, settings=None):
-    for step in steps:
-        folder = run / f"checkpoint-{step:08d}"
-        folder.mkdir(parents=True)
+    def write(folder):
         (folder / SETTINGS_FILE).write_text(json.dumps(settings or {}))
+        (folder / PROGRESS_FILE).write_text(Progress(4, 1.5).to_json())
+        save_file({"weight": torch.ones(8)}, folder / AVERAGE_FILE)
+
+    for step in steps:
+        write_folder(run / f"checkpoint-{step:08d}", write, checksums=True)
     return run
 
 
@@ -145,14 +152,15 @@ def test_resume_latest_and_by_name(data, run):
 
 
 def test_resume_with_other_settings_names_them(data, run):
-    other = arguments(data, run, resume="latest", learning_rate=0.5, seed=3, report_to="tensorboard")
+    other = arguments(data, run, resume="latest", batch_size=4, seed=3, report_to="tensorboard", learning_rate=0.5)
     with pytest.raises(ValueError) as refusal:
         open_run(other, "run")
-    lines = str(refusal.value).splitlines()[1:]
+    *lines, free = str(refusal.value).splitlines()[1:]
     assert [line.strip() for line in lines] == [
-        "learning_rate: 0.002 in the checkpoint, 0.5 here",
+        "batch_size: 8 in the checkpoint, 4 here",
         "seed: 0 in the checkpoint, 3 here",
     ]
+    assert "A continuation may change learning_rate, " in free and "report_to" in free
 
 
 def test_folder_of_another_run_is_refused(data, run, tmp_path):
@@ -183,6 +191,43 @@ def test_run_that_died_before_its_first_checkpoint_starts_again(data, tmp_path):
 def test_resume_of_no_checkpoint_is_refused(data, run, tmp_path):
     with pytest.raises(ValueError, match="is no checkpoint"):
         open_run(arguments(data, run, resume=str(tmp_path)), "run")
+
+
+@pytest.mark.parametrize("name", [SETTINGS_FILE, PROGRESS_FILE, AVERAGE_FILE, CHECKSUMS_FILE])
+@pytest.mark.parametrize("harm", ["flipped", "cut", "emptied", "removed"])
+def test_a_damaged_checkpoint_names_the_file_and_the_one_to_go_back_to(name, harm, data, run):
+    first, last = run / "checkpoint-00000004", run / "checkpoint-00000008"
+    content = bytearray((last / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    if harm == "removed":
+        (last / name).unlink()
+    else:
+        kept = {"flipped": len(content), "cut": len(content) // 2, "emptied": 0}[harm]
+        (last / name).write_bytes(content[:kept])
+    with pytest.raises(ValueError) as refusal:
+        open_run(arguments(data, run, resume="latest"), "run")
+    message = str(refusal.value)
+    assert f"The checkpoint {last} is damaged: " in message and f"Go back with `--resume {first}`." in message
+    # A flipped checksum reads as damage to the file that it is of.
+    assert name in message or (name, harm) == (CHECKSUMS_FILE, "flipped")
+    assert open_run(arguments(data, run, resume=str(first)), "run") == (run, first)
+    (first / AVERAGE_FILE).unlink()
+    with pytest.raises(ValueError, match="There is no whole one before it"):
+        open_run(arguments(data, run, resume=str(last)), "run")
+
+
+def test_damaged_settings_of_a_run_are_named(data, tmp_path):
+    (tmp_path / SETTINGS_FILE).write_text('{"seed": ')
+    with pytest.raises(ValueError, match=f"The settings of {tmp_path} cannot be read: {SETTINGS_FILE} is no JSON"):
+        open_run(arguments(data, tmp_path, resume="latest"), "run")
+
+
+def test_progress_is_read_as_it_was_written():
+    for progress in (Progress(), Progress(7, 0.1 + 0.2)):
+        assert Progress.from_json(progress.to_json()) == progress
+    for text in ("[]", "{}", '{"step": 1.5, "best_bound": null}', '{"step": true, "best_bound": 1}', "x"):
+        with pytest.raises(ValueError):
+            Progress.from_json(text)
 
 
 def test_default_folders(data, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The training loop in this process, at tiny size."""
 
 import json
+import os
 import signal
 
 import pytest
@@ -35,9 +36,12 @@ def test_a_run_writes_what_it_promises(data, tmp_path, capsys):
     assert {f"train/{name}" for name in named.split()} <= set(last)
     # What is released, and read back, is the averaged weights.
     pipeline = NFDMTextPipeline.from_pretrained(run / "pipeline")
-    assert all(torch.equal(a, b) for a, b in zip(pipeline.model.parameters(), averages(run, 8), strict=True))
+    released = dict(pipeline.model.named_parameters())
+    assert released.keys() == averages(run, 8).keys()
+    assert all(torch.equal(released[name], average) for name, average in averages(run, 8).items())
     card = (run / "pipeline" / "README.md").read_text()
     assert "`batch_size`: 8" in card and "nats per text" in card
+    assert "# NFDM trained on train.jsonl\n" in card and str(data) not in card and str(tmp_path) not in card
     printed = capsys.readouterr().out
     assert "Bound on the validation texts" in printed and "train: 200 texts" in printed
     assert not list(run.glob("*.tmp")) and not list(run.glob("*.trash"))
@@ -208,6 +212,17 @@ def test_signal_ends_the_run_with_a_checkpoint_and_only_a_later_one_kills(data, 
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_during_the_final_samples_stops_the_run_too(number, data, tmp_path, monkeypatch):
+    options = {"max_steps": 2, "evaluate_every": 2, "num_samples": 0, "final_samples": 1}
+    trainer = Trainer(arguments(data, tmp_path / "run", **options))
+    monkeypatch.setattr(trainer, "generate", lambda *_, **__: signal.raise_signal(number))
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert trainer.train() is None and not (tmp_path / "run" / "summary.json").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert train(arguments(data, tmp_path / "run", resume="latest", **options)) is not None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -245,6 +260,52 @@ def test_checkpoint_continues_in_another_folder(data, tmp_path):
     one, two = weights(tmp_path / "one", 8), weights(tmp_path / "two", 8)
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert (tmp_path / "two" / "tokenizer").is_dir() and metrics(tmp_path / "two")[0]["step"] == 5
+
+
+def test_what_divergence_advises_can_be_done(data, tmp_path, capsys):
+    run = tmp_path / "run"
+    trainer = Trainer(arguments(data, run, max_steps=4, checkpoint_every=2))
+    trainer.model.token_bias.register_hook(
+        lambda gradient: gradient * float("nan") if trainer.progress.step == 3 else gradient
+    )
+    with pytest.raises(FloatingPointError, match="`--resume latest` and a lower learning rate.*: learning_rate, .*"):
+        trainer.train()
+    changed = {"learning_rate": 1e-3, "muon_learning_rate": 1e-2, "clip_after_steps": 0}
+    assert train(arguments(data, run, max_steps=4, checkpoint_every=2, resume="latest", **changed)) is not None
+    assert "Changed: learning_rate: 0.002 in the checkpoint, 0.001 here." in capsys.readouterr().out
+    assert steps(run, "train/learning_rate")[2:] == [pytest.approx(1e-3 * factor) for factor in (1, 0.5)]
+
+
+def test_resuming_with_other_texts_is_refused(data, tmp_path):
+    texts = tmp_path / "train.jsonl"
+    lines = (data / "train.jsonl").read_text().splitlines(keepends=True)
+    texts.write_text("".join(lines))
+    options = {"dataset": str(texts), "max_steps": 4}
+    assert train(arguments(data, tmp_path / "run", stop_after_steps=2, **options)) is None
+    texts.write_text("".join([*lines[1:], lines[0]]))
+    with pytest.raises(ValueError, match=r"train.jsonl' are not those that .*checkpoint-00000002 was trained on"):
+        train(arguments(data, tmp_path / "run", resume="latest", **options))
+    texts.write_text("".join(lines))
+    assert train(arguments(data, tmp_path / "run", resume="latest", **options)) is not None
+
+
+def test_a_run_in_use_is_left_alone(data, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    trainer, late = (Trainer(arguments(data, run, max_steps=2, evaluate_every=2)) for _ in range(2))
+    step, refused = trainer._step, []
+
+    def interrupted(batches):
+        for start in (late.train, lambda: train(arguments(data, run, resume="latest"))):
+            with pytest.raises(ValueError, match=f"{run} is in use by process {os.getpid()} on "):
+                start()
+            refused.append(start)
+        return step(batches)
+
+    monkeypatch.setattr(trainer, "_step", interrupted)
+    assert trainer.train() is not None and len(refused) == 4
+    # It was decided to use an empty folder.
+    with pytest.raises(ValueError, match="Another process has written into"):
+        late.train()
 
 
 # ---- Ways to train --------------------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
+from ..checks import check_token_ids
 from ..clocks import GOLDEN_RATIO, check_known
+from ..models.loading import SafetensorsModel
 from ..models.prediction import Prediction
 from ..networks.linear_cross_entropy import linear_cross_entropy
 from ..networks.two_stream_predictor import CleanTokens, Places, TwoStreamPredictor
@@ -101,7 +102,7 @@ class MaskedDiffusionOutput(ModelOutput):
         return None
 
 
-class MaskedDiffusionModel(PreTrainedModel):
+class MaskedDiffusionModel(SafetensorsModel):
     """Masked diffusion in its any-order form, block by block:
 
         -log p(x) <= Σ_blocks E_m E_hidden [n/m Σ_{i hidden} -log p(x_i | tokens shown, clean tokens before)].
@@ -298,16 +299,9 @@ class MaskedDiffusionModel(PreTrainedModel):
             check_known(known, input_ids.shape)
             if known.device.type == "cpu" and known[:, config.condition_length + 1 :].all(-1).any():
                 raise ValueError("`known` is True for every token after START of a text; nothing is left to model.")
-        # Reading values would stall an accelerator at every step; there an id out of range is a device-side assertion.
-        if input_ids.device.type != "cpu" or not len(input_ids):
-            return
-        low, high = input_ids.aminmax()
-        if low < 0 or high >= config.vocab_size:
-            raise ValueError(
-                f"`input_ids` has values from {int(low)} to {int(high)}; token ids must be in "
-                f"[0, {config.vocab_size - 1}]. Was the tokenizer built for another model?"
-            )
-        if (input_ids[:, 0] != config.bos_token_id).any():
+        check_token_ids(input_ids, config.vocab_size)
+        # As there, values are read on the CPU only.
+        if input_ids.device.type == "cpu" and (input_ids[:, 0] != config.bos_token_id).any():
             raise ValueError(
                 f"`input_ids` has rows that begin with {input_ids[:, 0].unique().tolist()[:5]}; every row must begin "
                 f"with START, {config.bos_token_id}."

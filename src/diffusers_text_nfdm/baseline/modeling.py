@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GPT2Model, PreTrainedModel
+from transformers import Cache, GPT2Model
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
+from ..checks import check_token_ids
+from ..models.loading import SafetensorsModel
 from ..networks.linear_cross_entropy import linear_cross_entropy
 from .configuration import AutoregressiveConfig
 
@@ -34,7 +36,7 @@ class AutoregressiveOutput(ModelOutput):
         return f"-log p(x) is {self.bound[bad][0].item()}" if bad.any() else None
 
 
-class AutoregressiveModel(PreTrainedModel):
+class AutoregressiveModel(SafetensorsModel):
     """`-log p(x) = -Σ_i log p(x_i | x_<i)` over the tokens after START and the condition, END included, with
 
         p(x_i | x_<i) = softmax(h_{i-1} Embᵀ + b),    h = transformer(x),    p(START) = p(PAD) = 0.
@@ -120,16 +122,10 @@ class AutoregressiveModel(PreTrainedModel):
                 f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, seq) with 2 to "
                 f"{config.max_length} positions."
             )
-        # Reading values would stall an accelerator at every step; there an id out of range is a device-side assertion.
+        check_token_ids(input_ids, config.vocab_size)
+        # As there, values are read on the CPU only.
         if input_ids.device.type != "cpu" or not len(input_ids):
             return
-        low, high = input_ids.aminmax()
-        if low < 0 or high >= config.vocab_size:
-            raise ValueError(
-                f"`input_ids` has values from {int(low)} to {int(high)}; token ids must be in [0, "
-                f"{config.vocab_size - 1}]. "
-                "Was the tokenizer built for another model?"
-            )
         if (input_ids[:, 0] != config.bos_token_id).any():
             raise ValueError(
                 f"`input_ids` has rows that begin with {input_ids[:, 0].unique().tolist()[:5]}; every row must begin "

@@ -167,7 +167,7 @@ def prepared_texts(
     batch_size: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The columns of a prepared dataset as tensors, checked."""
-    input_ids = torch.as_tensor(input_ids).long()
+    input_ids = torch.as_tensor(input_ids)
     if input_ids.ndim != 2 or not len(input_ids):
         raise ValueError(
             f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (texts, max_length) with at least one text."
@@ -178,7 +178,7 @@ def prepared_texts(
     chars = counts_of("num_chars", num_chars, len(input_ids))
     if batch_size < 1:
         raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
-    return input_ids, tokens, chars
+    return input_ids.long(), tokens, chars
 
 
 def unknown_tokens(known: Tensor, tokens: Tensor, condition_length: int = 0) -> Tensor:

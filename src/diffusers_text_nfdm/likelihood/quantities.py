@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..files import write_file
+
 
 UNITS = ("nats_per_story", "nats_per_position", "nats_per_token", "bits_per_token", "bits_per_character")
 
@@ -72,7 +74,7 @@ class LikelihoodEstimate:
 
     def save(self, path: str | Path) -> None:
         """Write values, errors and protocol as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_file(Path(path), json.dumps(self.to_dict(), indent=2) + "\n")
 
 
 def in_units(
@@ -102,11 +104,10 @@ def counts_of(name: str, counts: Tensor | Sequence[int] | None, texts: int) -> T
     if counts is None:
         return None
     counts = torch.as_tensor(counts, dtype=torch.float64).cpu()
-    if counts.shape != (texts,) or not (counts > 0).all():
+    if counts.shape != (texts,) or not ((counts > 0) & counts.isfinite()).all():
         raise ValueError(
             f"`{name}` has shape {tuple(counts.shape)} and values {counts.flatten()[:5].tolist()}...; it must hold "
-            "one number "
-            f"above 0 for each of the {texts} texts."
+            f"one finite number above 0 for each of the {texts} texts."
         )
     return counts
 

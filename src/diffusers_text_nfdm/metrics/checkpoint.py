@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..pipelines import NFDMTextPipeline
+from ..pipelines.hub import check_json_files
 from .sampling import ANCESTRAL, DIFFUSION, MASKED
 
 
@@ -27,6 +28,7 @@ def checkpoint_folder(checkpoint: str | Path) -> Path:
         path = Path(NFDMTextPipeline.download(str(checkpoint)))
     if not (path / "model_index.json").is_file():
         raise ValueError(f"The folder {str(path)!r} is no pipeline checkpoint: it has no model_index.json.")
+    check_json_files(path)
     return path
 
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .. import objective
+from ..checks import check_token_ids
 from ..clocks import Clock, Density, Windows, check_known, hold_known, make_clock
 from ..conditions import with_condition
 from ..forward_processes import ForwardProcess
@@ -25,11 +25,12 @@ from ..networks.two_stream_predictor import TwoStreamPredictor
 from ..time_samplers import BucketTimeSampler, UniformTimeSampler, stratify
 from .configuration import TextDiffusionConfig
 from .denoiser import Denoiser
+from .loading import SafetensorsModel
 from .outputs import Draws, TextDiffusionOutput, embedding_monitors
 from .prediction import CategoricalPrediction, EmbeddingPrediction, Prediction, gaussian_factors
 
 
-class TextDiffusionModel(Denoiser, PreTrainedModel):
+class TextDiffusionModel(Denoiser, SafetensorsModel):
     """What the models share. A subclass builds its forward process and, if it has one, encodes the context."""
 
     config_class = TextDiffusionConfig
@@ -372,14 +373,7 @@ class TextDiffusionModel(Denoiser, PreTrainedModel):
                 f"`t` has shape {tuple(t.shape)}; it must be ({n},), one time per text, or ({n}, {length}), one per "
                 "token."
             )
-        # Reading values would stall an accelerator at every step; there an id out of range is a device-side assertion.
-        if input_ids.device.type == "cpu" and n:
-            low, high = input_ids.aminmax()
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(
-                    f"`input_ids` has values from {int(low)} to {int(high)}; token ids must be in "
-                    f"[0, {self.config.vocab_size - 1}]. Was the tokenizer built for another model?"
-                )
+        check_token_ids(input_ids, self.config.vocab_size)
         if t is not None and t.device.type == "cpu" and not ((t >= 0) & (t <= 1)).all():
             raise ValueError(f"`t` is {t.tolist()}; every time must be a number in [0, 1].")
 

@@ -21,8 +21,8 @@ def token_probabilities(
     least `min_p` times the probability of the most probable one.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # With the largest at zero a small temperature cannot overflow.
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
+    # With the largest at zero a small temperature cannot overflow; a smaller one than this would be 0 in this type.
+    logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
     if min_p:
         logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)
     if top_k is None and top_p is None:
@@ -32,9 +32,9 @@ def token_probabilities(
         logits[..., top_k:] = -torch.inf
     probabilities = torch.softmax(logits, -1)
     if top_p is not None:
-        # A token stays while the more probable ones before it have not reached `top_p`: at least one always does.
+        # A token stays while the more probable ones before it have not reached `top_p`; the first one always does.
         before = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities.masked_fill(before >= top_p, 0)
+        probabilities[..., 1:] = probabilities[..., 1:].masked_fill(before[..., 1:] >= top_p, 0)
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     return torch.empty_like(probabilities).scatter_(-1, order, probabilities)
 

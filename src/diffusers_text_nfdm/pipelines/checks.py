@@ -83,6 +83,20 @@ def check_guidance(config: TextDiffusionConfig, scale: float, weaker: TextDiffus
         )
 
 
+def check_latents(name: str, latents: Any, shape: Sequence[int]) -> Tensor:
+    """The latents; a ValueError for another shape, and for values that are not finite."""
+    shape = tuple(shape)
+    if not isinstance(latents, Tensor):
+        raise ValueError(f"{name} is a {type(latents).__name__}; it must be a tensor of shape {shape}.")
+    if tuple(latents.shape) != shape:
+        raise ValueError(
+            f"{name} has shape {tuple(latents.shape)}; it must be {shape}: samples, positions, dimensions."
+        )
+    if not torch.isfinite(latents).all():
+        raise ValueError(f"{name} has values that are not finite.")
+    return latents
+
+
 def check_call(
     pipeline: NFDMTextPipeline,
     num_samples: int,
@@ -101,15 +115,8 @@ def check_call(
 ) -> None:
     """Raise a ValueError for arguments of a call that cannot be, before any work is done."""
     check_samples(num_samples, batch_size, generator)
-    shape = (num_samples, *pipeline.model.latent_shape)
-    if latents is not None and not isinstance(latents, Tensor):
-        raise ValueError(f"`latents` is a {type(latents).__name__}; it must be a tensor of shape {shape}.")
-    if latents is not None and tuple(latents.shape) != shape:
-        raise ValueError(
-            f"`latents` has shape {tuple(latents.shape)}; it must be {shape}: samples, positions, dimensions."
-        )
-    if latents is not None and not torch.isfinite(latents).all():
-        raise ValueError("`latents` has values that are not finite.")
+    if latents is not None:
+        check_latents("`latents`", latents, (num_samples, *pipeline.model.latent_shape))
     check_temperature(temperature)
     if temperature == 0 and (top_k is not None or top_p is not None):
         raise ValueError("`top_k` and `top_p` need a `temperature` above 0: at 0 the most probable token is taken.")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -24,6 +29,89 @@ from ..model_card import write_model_card
 PACKAGE = __name__.split(".")[0]
 # Weights as safetensors only: nothing that could hold a pickle is fetched.
 ALLOWED_FILES = ["*.json", "*.safetensors", "*.txt", "*.md", "*.model"]
+
+# Seconds between the tries of a push.
+PAUSES = (1.0, 5.0)
+AGAIN = "Save or download it again; `force_download=True` replaces what is in the cache."
+# What each component is read from, and model_index.json.
+JSON_FILES = ("model_index.json", "config.json", "scheduler_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def check_json_files(folder: Path) -> None:
+    """Raise an OSError for a file of a checkpoint that holds no JSON object."""
+    for path in sorted(path for name in JSON_FILES for path in (*folder.glob(name), *folder.glob(f"*/{name}"))):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise OSError(f"{str(path)!r} is not a valid JSON file ({error}). {AGAIN}") from error
+        if not isinstance(value, dict):
+            raise OSError(f"{str(path)!r} holds a {type(value).__name__} in place of an object. {AGAIN}")
+        if path.name == "model_index.json":
+            for key, pair in value.items():
+                named = isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str | None) for x in pair)
+                if not key.startswith("_") and not named:
+                    raise OSError(f"{str(path)!r} has {key!r}: {pair!r}; a component is [library, class]. {AGAIN}")
+
+
+def _explain(error: Exception, name: str, where: str) -> Exception | None:
+    """What a failed download means to the caller, `None` for an error of another kind."""
+    if _status(error) == 403:
+        return OSError(
+            f"The Hub refuses access to {where} (403). Ask for it on the repository's page, and give a token that has "
+            "it: `token=` or `hf auth login`."
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return ValueError(f"There is no such revision: {where}. Give an existing branch, tag or commit.")
+    if isinstance(error, (RepositoryNotFoundError, HFValidationError)):
+        return ValueError(
+            f"There is no such repository, nor such a folder: {name!r}. Check the name; a private repository needs "
+            "`token=` or `hf auth login`."
+        )
+    if isinstance(error, LocalEntryNotFoundError):
+        return OSError(
+            f"Could not fetch {where}, and it is not whole in the cache. Check the connection and try again; offline, "
+            "download it once beforehand."
+        )
+    if isinstance(error, (HfHubHTTPError, EntryNotFoundError)):
+        return OSError(f"The Hub did not deliver {where}: {error}. Nothing half-loaded is kept; try again.")
+    if _is_interruption(error):
+        return OSError(
+            f"The download of {where} was interrupted ({type(error).__name__}: {error}). What was fetched whole is "
+            "kept; try again."
+        )
+    return None
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The status of the answer that the error, or one that it came from, is about."""
+    while error is not None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status is not None:
+            return status
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _is_interruption(error: Exception) -> bool:
+    """A connection that broke, or an answer that is no JSON: exceptions of whatever HTTP library the client uses."""
+    libraries = ("httpx", "httpx2", "httpcore", "requests")
+    return isinstance(error, (OSError, json.JSONDecodeError)) or type(error).__module__.split(".")[0] in libraries
+
+
+def _persist(action: Callable[[], Any]) -> Any:
+    """The result of a request that changes the Hub, tried again where the Hub or the connection fails for a moment."""
+    for pause in (*PAUSES, None):
+        try:
+            return action()
+        except Exception as error:
+            status = _status(error)
+            if not _is_interruption(error) or isinstance(error, (LocalTokenNotFoundError, OfflineModeIsEnabled)):
+                raise
+            if pause is None or not (status is None or status == 429 or status >= 500):
+                if isinstance(error, OSError):
+                    raise
+                raise OSError(f"the Hub did not answer as it should ({type(error).__name__}: {error})") from error
+            time.sleep(pause)
 
 
 class HubCheckpointMixin:
@@ -57,13 +145,22 @@ class HubCheckpointMixin:
             )
         if path.is_file():
             raise ValueError(f"{str(path)!r} is a file; give the folder of a checkpoint or the name of a repository.")
+        if path.is_dir():
+            check_json_files(path)
         try:
             return super().from_pretrained(pretrained_model_name_or_path, use_safetensors=True, **kwargs)
         except (SafetensorError, json.JSONDecodeError) as error:
             raise OSError(
-                f"The checkpoint {str(pretrained_model_name_or_path)!r} has a damaged file: {error}. Save or "
-                "download it again; "
-                "`force_download=True` replaces what is in the cache."
+                f"The checkpoint {str(pretrained_model_name_or_path)!r} has a damaged file: {error}. {AGAIN}"
+            ) from error
+        except Exception as error:
+            # What odd values in a JSON file lead to in diffusers and transformers; tokenizers raises a bare Exception.
+            odd = isinstance(error, (AttributeError, IndexError, KeyError, TypeError)) or type(error) is Exception
+            if not odd:
+                raise
+            raise OSError(
+                f"The checkpoint {str(pretrained_model_name_or_path)!r} or an argument has a value of a wrong kind "
+                f"({type(error).__name__}: {error}). {AGAIN}"
             ) from error
 
     @classmethod
@@ -93,39 +190,14 @@ class HubCheckpointMixin:
                 revision=revision,
                 allow_patterns=ALLOWED_FILES,
             )
-        except RevisionNotFoundError as error:
-            raise ValueError(f"There is no such revision: {where}. Give an existing branch, tag or commit.") from error
-        except (RepositoryNotFoundError, HFValidationError) as error:
-            raise ValueError(
-                f"There is no such repository, nor such a folder: {pretrained_model_name!r}. Check the name; a "
-                "private repository "
-                "needs `token=` or `hf auth login`."
-            ) from error
-        except LocalEntryNotFoundError as error:
-            raise OSError(
-                f"Could not fetch {where}, and it is not whole in the cache. Check the connection and try again; "
-                "offline, "
-                "download it once beforehand."
-            ) from error
-        except (HfHubHTTPError, EntryNotFoundError) as error:
-            raise OSError(
-                f"The Hub did not deliver {where}: {error}. Nothing half-loaded is kept; try again."
-            ) from error
         except Exception as error:
-            # An interrupted transfer surfaces as an exception of whatever HTTP library the client uses.
-            if isinstance(error, OSError) or type(error).__module__.split(".")[0] in (
-                "httpx",
-                "httpx2",
-                "httpcore",
-                "requests",
-            ):
-                raise OSError(
-                    f"The download of {where} was interrupted ({type(error).__name__}: {error}). What was fetched "
-                    "whole is kept; try again."
-                ) from error
-            raise
+            explained = _explain(error, str(pretrained_model_name), where)
+            if explained is None:
+                raise
+            raise explained from error
         if not (Path(folder) / "model_index.json").is_file():
             raise ValueError(f"{where} holds no pipeline: it has no model_index.json.")
+        check_json_files(Path(folder))
         return folder
 
     def save_pretrained(
@@ -169,7 +241,7 @@ PUSH_ARGUMENTS = ("private", "token", "commit_message", "revision", "create_pr")
 
 def create_repository(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> str:
     """Create the repository where there is none, and return its full name."""
-    return create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
+    return _persist(lambda: create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id)
 
 
 def upload_pipeline(
@@ -181,7 +253,8 @@ def upload_pipeline(
     create_pr: bool = False,
 ) -> str:
     """Upload the folder of a pipeline. Returns the address of the commit."""
-    info = upload_folder(
+    upload = functools.partial(
+        upload_folder,
         repo_id=repo_id,
         folder_path=str(folder),
         token=token,
@@ -189,4 +262,4 @@ def upload_pipeline(
         revision=revision,
         create_pr=create_pr,
     )
-    return str(info)
+    return str(_persist(upload))

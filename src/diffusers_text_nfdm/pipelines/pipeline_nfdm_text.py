@@ -16,7 +16,7 @@ from ..models.token_choice import draw_tokens, draw_uniforms
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler, TokenScheduler
 from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_outputs, join_trajectories
-from .checks import check_call, check_guidance, check_token_scheduler, warn_of_untrained
+from .checks import check_call, check_guidance, check_latents, check_token_scheduler, warn_of_untrained
 from .early_end import EarlyEnd
 from .guidance import GuidedModel
 from .hub import HubCheckpointMixin
@@ -410,7 +410,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if "tokens" in options.callback_inputs:
             tensors["tokens"] = self._best_tokens(batch, prediction)
         wanted = {name: tensors[name] for name in options.callback_inputs}
-        batch.z = (options.callback(self, step, timestep, wanted) or {}).get("latents", batch.z)
+        latents = (options.callback(self, step, timestep, wanted) or {}).get("latents", batch.z)
+        batch.z = check_latents("The callback's `latents`", latents, batch.z.shape).to(batch.z)
 
     def _order(self, batch: TextBatch, clock: Clock) -> Tensor | None:
         """Random numbers from which a clock in random order takes that of each text."""

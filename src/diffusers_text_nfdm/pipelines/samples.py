@@ -21,6 +21,11 @@ def check_samples(num_samples: int, batch_size: int, generator: torch.Generator 
             f"`generator` is a list of {len(generator)} for {num_samples} samples; it must be one generator, or one "
             "per sample."
         )
+    if isinstance(generator, list) and len(set(map(id, generator))) < len(generator):
+        raise ValueError(
+            "`generator` has one generator several times, so that samples would depend on the batch size; give one "
+            "generator, or one per sample."
+        )
     for one in generator if isinstance(generator, list) else [generator] * (generator is not None):
         if not isinstance(one, torch.Generator):
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ..baseline import AutoregressiveConfig, MaskedDiffusionConfig
 from ..checks import check_one_of, check_positive
 from ..clocks import make_clock
 from ..conditions import check_condition_length
+from ..metrics.sampling import Sampling
 from ..models import DiffusionLMConfig, MuLANConfig, NFDMConfig
 from .baseline_checks import check_baseline
 from .known_tokens import KINDS
@@ -54,6 +56,14 @@ FREE_ON_RESUME = (
     "gradient_checkpointing",
     "dataloader_workers",
     "save_plots",
+)
+# What may differ besides, in answer to a loss that diverged: from there on it is another run.
+CHANGEABLE_ON_RESUME = (
+    "learning_rate",
+    "muon_learning_rate",
+    "time_sampler_learning_rate",
+    "max_grad_norm",
+    "clip_after_steps",
 )
 
 
@@ -233,10 +243,14 @@ class TrainingArguments:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             setattr(self, f.name, _coerce(f.name, getattr(self, f.name), setting_types()[f.name]))
-        self._check()
+        check_one_of("model_type", self.model_type, tuple(CONFIGS))
+        self._check_model_config()
+        try:
+            self._check()
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"A setting holds a value of a wrong kind: {error}.") from error
 
     def _check(self) -> None:
-        check_one_of("model_type", self.model_type, tuple(CONFIGS))
         if self.mixed_precision is not None:
             check_one_of("mixed_precision", self.mixed_precision, ("no", "fp16", "bf16"))
         check_one_of("report_to", self.report_to, TRACKERS)
@@ -317,13 +331,18 @@ class TrainingArguments:
                 f"`checkpoints_total_limit` is {self.checkpoints_total_limit}; it must be at least 1, or null for no "
                 "limit."
             )
-        known = {f.name for f in dataclasses.fields(CONFIGS[self.model_type])} - FROM_SETTINGS
-        for key in self.model_config:
+
+    def _check_model_config(self) -> None:
+        config = CONFIGS[self.model_type]
+        known = {f.name: str(f.type) for f in dataclasses.fields(config) if f.name not in FROM_SETTINGS}
+        for key, value in self.model_config.items():
             if key not in known:
                 raise ValueError(
-                    f"`model_config` has {key!r}, which {CONFIGS[self.model_type].__name__} does not "
-                    f"have{suggest(key, known)}"
+                    f"`model_config` has {key!r}, which {config.__name__} does not have{suggest(key, known)}"
                 )
+            # What was meant for a number and is none comes as a string.
+            if isinstance(value, str) and not any(kind in known[key] for kind in ("str", "Literal", "Any", "dtype")):
+                raise ValueError(f"`model_config` has {key} {value!r}; it must be of type {known[key]}.")
 
     @property
     def min_sampling_steps(self) -> int:
@@ -339,6 +358,11 @@ class TrainingArguments:
                 check_positive(**{f"{name}[{clock}]": share})
             if mixture and abs(sum(mixture.values()) - 1) > 1e-6:
                 raise ValueError(f"`{name}` is {mixture}; the shares must add up to 1, not {sum(mixture.values()):g}.")
+        for name, sampling in self.frontier.items():
+            if not isinstance(sampling, str):
+                raise ValueError(f"`frontier[{name}]` is {sampling!r}; it must be a sampling such as star:16.")
+            # A mistake is found now, not after the training.
+            Sampling.parse(sampling)
         if not self.model_config.get("jumps"):
             jumping = {
                 "jump_clocks": bool(self.jump_clocks),
@@ -413,13 +437,13 @@ class TrainingArguments:
             lines.append(yaml.safe_dump({f.name: getattr(self, f.name)}, sort_keys=False).rstrip())
         return "\n".join(lines).strip() + "\n"
 
-    def differences(self, other: dict[str, Any]) -> list[str]:
-        """Settings in which a saved run differs from this one, apart from those that a continuation may change."""
+    def differences(self, other: dict[str, Any], free: Collection[str] = FREE_ON_RESUME) -> list[str]:
+        """Settings in which a saved run differs from this one, apart from those that are free to."""
         mine = self.to_dict()
         return [
             f"{key}: {other.get(key)!r} in the checkpoint, {mine[key]!r} here"
             for key in mine
-            if key not in FREE_ON_RESUME and mine[key] != other.get(key)
+            if key not in free and mine[key] != other.get(key)
         ]
 
     @classmethod

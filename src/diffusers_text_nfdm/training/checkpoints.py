@@ -8,31 +8,47 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from .arguments import TrainingArguments
+from ..files import file_digest
+from .arguments import CHANGEABLE_ON_RESUME, FREE_ON_RESUME, TrainingArguments
+from .run_lock import check_free, content
 
 
-SETTINGS_FILE = "training_arguments.json"
+SETTINGS_FILE, PROGRESS_FILE = "training_arguments.json", "progress.json"
+AVERAGE_FILE, CHECKSUMS_FILE = "average.safetensors", "checksums.json"
 TEMPORARY, TRASH = ".tmp", ".trash"
 _NAME = re.compile(r"checkpoint-(\d{8})$")
 
 
 @dataclass
 class Progress:
-    """Where a run is; part of every checkpoint."""
+    """Where a run is; part of every checkpoint.
+
+    Attributes:
+        step: optimizer steps done.
+        best_bound: the lowest validation bound so far, `None` before the first.
+    """
 
     step: int = 0
-    best_bound: float = float("inf")
+    best_bound: float | None = None
 
-    def state_dict(self) -> dict:
-        return {"step": self.step, "best_bound": self.best_bound}
+    @classmethod
+    def from_json(cls, text: str) -> Progress:
+        values = json.loads(text)
+        kinds = {"step": int, "best_bound": (int, float, type(None))}
+        if not isinstance(values, dict) or values.keys() != kinds.keys():
+            raise ValueError(f"it must hold {', '.join(kinds)}")
+        for name, kind in kinds.items():
+            if not isinstance(values[name], kind) or isinstance(values[name], bool):
+                raise ValueError(f"`{name}` is {values[name]!r}")
+        return cls(**values)
 
-    def load_state_dict(self, state: dict) -> None:
-        self.step, self.best_bound = state["step"], state["best_bound"]
+    def to_json(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
@@ -45,11 +61,16 @@ def step_of(checkpoint: Path) -> int:
 
 
 def write_folder(
-    target: Path, write: Callable[[Path], None], is_main: bool = True, barrier: Callable[[], None] = lambda: None
+    target: Path,
+    write: Callable[[Path], None],
+    is_main: bool = True,
+    barrier: Callable[[], None] = lambda: None,
+    checksums: bool = False,
 ) -> None:
     """Let `write` fill a folder beside `target`, then rename it into place: a reader sees all of it or nothing.
 
-    With several processes every one calls this, `write` is called in all, and the main one renames.
+    With several processes every one calls this, `write` is called in all, and the main one renames. With `checksums`
+    the folder gets those of its files, which `damage` compares.
     """
     temporary = target.with_name(target.name + TEMPORARY)
     if is_main:
@@ -58,7 +79,10 @@ def write_folder(
     barrier()
     try:
         write(temporary)
+        barrier()
         if is_main:
+            if checksums:
+                (temporary / CHECKSUMS_FILE).write_text(json.dumps(_checksums(temporary), indent=2) + "\n")
             _flush(temporary)
     # PyTorch and safetensors report a failed write by exceptions of their own.
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -67,7 +91,6 @@ def write_folder(
         raise OSError(
             f"Could not write {target}: {reason}. What was written before it is intact; mend this and resume."
         ) from error
-    barrier()
     if is_main:
         if target.exists():
             discard(target)
@@ -96,6 +119,56 @@ def clear_leftovers(run: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file by its path in the folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS_FILE)
+    return {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What of the checkpoint is not as it was written, `None` where all is."""
+    written = _read_object(checkpoint / CHECKSUMS_FILE)
+    if isinstance(written, str):
+        return written
+    found = _checksums(checkpoint)
+    for name in sorted({*written, SETTINGS_FILE, PROGRESS_FILE, AVERAGE_FILE}):
+        if name not in found:
+            return f"{name} is missing"
+        if found[name] != written.get(name):
+            return f"{name} is not what was written"
+    return None
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Raise a ValueError for a damaged checkpoint, which names the last whole one before it."""
+    damaged = damage(checkpoint)
+    if damaged is None:
+        return
+    before = [path for path in checkpoint_folders(checkpoint.parent) if path.name < checkpoint.name]
+    whole = next((path for path in reversed(before) if damage(path) is None), None)
+    advice = "There is no whole one before it" if whole is None else f"Go back with `--resume {whole}`"
+    raise ValueError(f"The checkpoint {checkpoint} is damaged: {damaged}. {advice}.")
+
+
+def read_settings(folder: Path) -> dict:
+    """The settings that a run or a checkpoint was made with."""
+    settings = _read_object(folder / SETTINGS_FILE)
+    if isinstance(settings, str):
+        raise ValueError(f"The settings of {folder} cannot be read: {settings}.")
+    return settings
+
+
+def _read_object(path: Path) -> dict | str:
+    """The JSON object in a file, or why there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except (ValueError, RecursionError) as error:
+        return f"{path.name} is no JSON ({error})"
+    return value if isinstance(value, dict) else f"{path.name} holds no object"
 
 
 def _flush(folder: Path) -> None:
@@ -137,21 +210,25 @@ def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None
         run = Path(arguments.output_dir)
     if run.is_file():
         raise ValueError(f"`output_dir` is {str(run)!r}, which is a file; give a folder.")
+    check_free(run)
     checkpoint = _checkpoint_to_resume(arguments, run)
     settings = run / SETTINGS_FILE
-    if checkpoint is not None and checkpoint.resolve().parent != run.resolve() and run.is_dir() and any(run.iterdir()):
+    if checkpoint is not None and checkpoint.resolve().parent != run.resolve() and content(run):
         raise ValueError(
             f"The folder {run} is not empty, and the checkpoint {checkpoint} is not of it. Choose another "
             "`--output_dir`."
         )
     if checkpoint is not None:
-        differences = arguments.differences(json.loads((checkpoint / SETTINGS_FILE).read_text(encoding="utf-8")))
+        check_whole(checkpoint)
+        differences = arguments.differences(read_settings(checkpoint), free=FREE_ON_RESUME + CHANGEABLE_ON_RESUME)
         if differences:
             raise ValueError(
                 f"The checkpoint {checkpoint} was made with other settings, so it cannot be continued with these:\n  "
                 + "\n  ".join(differences)
+                + f"\nA continuation may change {', '.join(CHANGEABLE_ON_RESUME)}, and where and how it runs: "
+                + f"{', '.join(FREE_ON_RESUME)}."
             )
-    elif arguments.resume is None and run.is_dir() and any(run.iterdir()):
+    elif arguments.resume is None and content(run):
         raise ValueError(
             f"The folder {run} is not empty{': it holds another run' if settings.is_file() else ''}. Continue that "
             "run with "
@@ -159,7 +236,7 @@ def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None
         )
     elif settings.is_file():
         # A run that died before its first checkpoint may start again, if it is the same run.
-        differences = arguments.differences(json.loads(settings.read_text(encoding="utf-8")))
+        differences = arguments.differences(read_settings(run))
         if differences:
             raise ValueError(f"The folder {run} holds a run with other settings:\n  " + "\n  ".join(differences))
     return run, checkpoint
@@ -172,7 +249,7 @@ def _checkpoint_to_resume(arguments: TrainingArguments, run: Path) -> Path | Non
         folders = checkpoint_folders(run)
         return folders[-1] if folders else None
     checkpoint = Path(arguments.resume)
-    if not (checkpoint / SETTINGS_FILE).is_file():
+    if not any((checkpoint / name).is_file() for name in (SETTINGS_FILE, CHECKSUMS_FILE)):
         raise ValueError(
             f"`resume` is {arguments.resume!r}, which is no checkpoint; it must be 'latest' or a folder "
             "checkpoint-NNNNNNNN."

@@ -127,6 +127,7 @@ class ExponentialMovingAverage:
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
         self.updates = 0
+        self.names = [name for name, _ in model.named_parameters()]
         self.average = [parameter.detach().clone() for parameter in model.parameters()]
 
     @torch.no_grad()
@@ -141,16 +142,21 @@ class ExponentialMovingAverage:
         for average, parameter in zip(self.average, model.parameters(), strict=True):
             parameter.copy_(whole(average))
 
-    def state_dict(self) -> dict:
-        return {"updates": self.updates, "average": [whole(average) for average in self.average]}
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averaged weights by name, unsharded. `updates` is not among them."""
+        return {name: whole(average) for name, average in zip(self.names, self.average, strict=True)}
 
-    def load_state_dict(self, state: dict) -> None:
-        self.updates = state["updates"]
-        with torch.no_grad():
-            for mine, saved in zip(self.average, state["average"], strict=True):
-                if isinstance(mine, DTensor):
-                    saved = distribute_tensor(saved.to(mine.device), mine.device_mesh, mine.placements)
-                mine.copy_(saved)
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor], updates: int) -> None:
+        self.updates = updates
+        for name, mine in zip(self.names, self.average, strict=True):
+            saved = state.get(name)
+            if saved is None or saved.shape != mine.shape:
+                found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
+                raise ValueError(f"the average of {name!r} is {found}, where the model has {tuple(mine.shape)}")
+            if isinstance(mine, DTensor):
+                saved = distribute_tensor(saved.to(mine.device), mine.device_mesh, mine.placements)
+            mine.copy_(saved)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from pathlib import Path
@@ -60,6 +61,7 @@ class TrainingData:
         train: the training texts as token ids.
         reports: what became of each split, `None` for a stream.
         mean_tokens, unknown_share: real tokens per text and their share of UNK.
+        fingerprint: a hash of all rows; of a stream, of the validation texts that are read beforehand.
     """
 
     def __init__(self, arguments: TrainingArguments, tokenizer_folder: Path | None = None):
@@ -100,6 +102,7 @@ class TrainingData:
         else:
             self.mean_tokens = self.reports["train"].mean_tokens
             self.unknown_share = self.reports["train"].unknown_share
+        self.fingerprint = self._fingerprint()
 
     def validation_rows(self, num_texts: int) -> dict[str, torch.Tensor]:
         """`input_ids`, `num_tokens` and `num_chars` of the first validation texts."""
@@ -138,12 +141,24 @@ class TrainingData:
         """The training texts' token ids alone."""
         return self.train.select_columns(["input_ids"])
 
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for split in (self._validation,) if self.arguments.streaming else (self.train, self._validation):
+            for batch in [split] if isinstance(split, dict) else split.iter(batch_size=10_000):
+                for name in sorted(batch):
+                    digest.update(batch[name].numpy().tobytes())
+        return digest.hexdigest()
+
     def _load_tokenizer(self, folder: Path | None) -> PreTrainedTokenizerBase:
         arguments, train = self.arguments, self.texts["train"]
         if folder is not None:
-            config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-            words = config.get("tokenizer_class") == WordTokenizer.__name__
-            return (WordTokenizer if words else AutoTokenizer).from_pretrained(folder)
+            try:
+                config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+                words = config.get("tokenizer_class") == WordTokenizer.__name__
+                return (WordTokenizer if words else AutoTokenizer).from_pretrained(folder)
+            # The tokenizers library raises no narrower one.
+            except Exception as error:
+                raise ValueError(f"The run's tokenizer in {folder} cannot be read: {error}.") from error
         if self.start is not None:
             return self.start.tokenizer
         if arguments.tokenizer is not None:

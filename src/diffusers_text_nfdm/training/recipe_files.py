@@ -29,7 +29,7 @@ def read_config(name_or_path: str, known: Sequence[str]) -> dict[str, Any]:
         )
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; it must hold settings as `name: value`.")
@@ -42,7 +42,12 @@ def read_config(name_or_path: str, known: Sequence[str]) -> dict[str, Any]:
 
 
 def scalar(text: str) -> Any:
-    value = yaml.safe_load(text)
+    """The value of a setting on the command line; what is no YAML is a string."""
+    try:
+        value = yaml.safe_load(text)
+    # A date such as 2020-99-99 is a ValueError.
+    except (yaml.YAMLError, ValueError, RecursionError):
+        value = text
     # YAML 1.1 reads 1e-3 as a string.
     if isinstance(value, str):
         try:
@@ -53,5 +58,5 @@ def scalar(text: str) -> Any:
 
 
 def suggest(key: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, list(known), n=1)
+    close = difflib.get_close_matches(str(key), list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else "."

@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from accelerate import Accelerator
@@ -27,14 +29,35 @@ class StopSignal:
         self._handlers: dict = {}
 
     def __enter__(self) -> StopSignal:
-        # Python lets only the main thread handle signals.
-        numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-        self._handlers = {number: signal.signal(number, self._note) for number in numbers}
+        self._handlers = self._handle(self._note)
         return self
 
     def __exit__(self, *_) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Within it the first signal is a KeyboardInterrupt, for work that needs no checkpoint any more."""
+        handlers = self._handle(self._interrupt)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    @staticmethod
+    def _handle(handler: Callable) -> dict:
+        """Let `handler` have the signals; returns those that had them."""
+        # Python lets only the main thread handle signals.
+        numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+        return {number: signal.signal(number, handler) for number in numbers}
+
+    def _interrupt(self, number: int, frame) -> None:
+        first = self.received is None
+        self._note(number, frame)
+        if first:
+            raise KeyboardInterrupt
 
     def _note(self, number: int, frame) -> None:
         now = time.monotonic()

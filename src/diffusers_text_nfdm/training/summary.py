@@ -12,8 +12,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..files import write_file
-from ..model_card import variant_name, write_model_card
+from ..model_card import plain, variant_name, write_model_card
 from ..pipelines.hub import create_repository, upload_pipeline
+from ..text_files import FILE_TYPES
 from .arguments import TrainingArguments
 from .checkpoints import write_folder
 from .frontier import measure_frontier, render_frontier
@@ -21,6 +22,10 @@ from .frontier import measure_frontier, render_frontier
 
 if TYPE_CHECKING:
     from .trainer import Trainer
+
+
+# Settings that may name a file or folder of this machine.
+MAY_BE_LOCAL = ("model_name_or_path", "dataset", "validation_file", "tokenizer")
 
 
 def finish(trainer: Trainer) -> dict:
@@ -150,6 +155,13 @@ def render(summary: dict, texts: list[str]) -> str:
     return "\n".join(lines)
 
 
+def _public_name(source: str) -> str:
+    """The name of a dataset, tokenizer or checkpoint without the folders of this machine."""
+    path = Path(source).expanduser()
+    local = path.exists() or source.startswith((".", "/", "~")) or path.suffix.lower() in FILE_TYPES
+    return path.resolve().name if local else source
+
+
 def _write_release(trainer: Trainer, folder: Path, summary: dict, report: str, texts: list[str]) -> None:
     arguments = trainer.arguments
     pipeline = trainer.pipeline()
@@ -157,22 +169,23 @@ def _write_release(trainer: Trainer, folder: Path, summary: dict, report: str, t
     data = (
         "The embedded stories of `diffusers_text_nfdm` (`StoryGrammar`), whose entropy is known exactly."
         if arguments.dataset == "stories"
-        else f"`{arguments.dataset}`."
+        else f"{plain(_public_name(arguments.dataset))}."
     )
     if trainer.data.reports:
         data += f" {trainer.data.reports['train']}"
-    protocol = "\n".join(f"- {key}: {value}" for key, value in summary["likelihood"]["protocol"].items())
+    protocol = "\n".join(f"- {key}: {plain(str(value))}" for key, value in summary["likelihood"]["protocol"].items())
+    recipe = {
+        key: _public_name(value) if key in MAY_BE_LOCAL and value is not None else value
+        for key, value in arguments.to_dict().items()
+        if key not in ("output_dir", "resume", "hub_model_id")
+    }
     write_model_card(
         pipeline,
         folder,
-        title=f"{summary['model']} trained on {arguments.dataset}",
+        title=f"{summary['model']} trained on {_public_name(arguments.dataset)}",
         repo=trainer.repository,
         data=data,
-        recipe={
-            key: value
-            for key, value in arguments.to_dict().items()
-            if key not in ("output_dir", "resume", "hub_model_id")
-        },
+        recipe=recipe,
         results="```\n" + report.split("\n\n  ")[0] + "\n```\n\nProtocol of the likelihood:\n\n" + protocol,
         samples=texts[:5],
     )

@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.tracking import filter_trackers, get_available_trackers
-from accelerate.utils import broadcast_object_list, set_seed
+from accelerate.utils import DistributedType, broadcast_object_list, set_seed
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
@@ -25,9 +28,19 @@ from ..files import write_file
 from ..likelihood import LikelihoodEstimate
 from ..networks.compilation import compile_layers
 from ..pipelines import NFDMTextPipelineOutput
-from .arguments import TrainingArguments
+from .arguments import CHANGEABLE_ON_RESUME, TrainingArguments
 from .batches import Partition, mix_seeds, training_batches
-from .checkpoints import SETTINGS_FILE, Progress, clear_leftovers, open_run, remove_old, write_folder
+from .checkpoints import (
+    AVERAGE_FILE,
+    PROGRESS_FILE,
+    SETTINGS_FILE,
+    Progress,
+    clear_leftovers,
+    open_run,
+    read_settings,
+    remove_old,
+    write_folder,
+)
 from .families import model_family
 from .optimization import (
     ExponentialMovingAverage,
@@ -38,6 +51,7 @@ from .optimization import (
     whole,
 )
 from .preparation import TrainingData, build_model
+from .run_lock import RunLock, content, take
 from .signals import StopSignal
 from .summary import finish, open_repository, with_error
 
@@ -55,6 +69,7 @@ class Trainer:
         self.arguments = dataclasses.replace(arguments, mixed_precision=self.accelerator.mixed_precision)
         self.family = model_family(self.arguments)
         self.run, self.checkpoint = self._main_first(lambda: open_run(self.arguments, "run"), share=True)
+        self._content = content(self.run)
         self.partition = Partition(
             arguments.batch_size,
             self.accelerator.num_processes,
@@ -67,14 +82,14 @@ class Trainer:
         self._build_model()
         self.repository = self._main_first(lambda: open_repository(self.arguments, self.run), share=True)
         self.progress = Progress()
-        self.accelerator.register_for_checkpointing(self.ema, self.progress)
         if self.checkpoint is not None:
-            self.accelerator.load_state(str(self.checkpoint))
-            # They are no part of the average.
-            for released, buffer in zip(self.released.buffers(), self.model.buffers(), strict=True):
-                released.copy_(buffer)
+            self._load_checkpoint(self.checkpoint)
             self._say(f"Resumed from {self.checkpoint}.")
+            for change in self.arguments.differences(read_settings(self.checkpoint)):
+                self._say(f"Changed: {change}.")
         self.stop_signal = StopSignal(self.accelerator)
+        # Of the main process.
+        self.lock: RunLock | None = None
 
     # ---- Set-up -----------------------------------------------------------------------------------------------------
 
@@ -93,6 +108,9 @@ class Trainer:
         check_combination(
             accelerator.distributed_type, accelerator.is_fsdp2, accelerator.mixed_precision, arguments.use_muon
         )
+        if accelerator.distributed_type == DistributedType.FSDP:
+            # Sharded ones are pickles, which PyTorch reads without restriction.
+            accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return accelerator
 
     def _main_first(self, action: Callable[[], Any], share: bool = False) -> Any:
@@ -119,7 +137,15 @@ class Trainer:
         return result
 
     def _load_data(self) -> TrainingData:
-        return TrainingData(self.arguments, None if self.checkpoint is None else self.checkpoint.parent / "tokenizer")
+        if self.checkpoint is None:
+            return TrainingData(self.arguments)
+        data = TrainingData(self.arguments, self.checkpoint.parent / "tokenizer")
+        if read_settings(self.checkpoint).get("data_fingerprint") != data.fingerprint:
+            raise ValueError(
+                f"The texts of {self.arguments.dataset!r} are not those that {self.checkpoint} was trained on. Resume "
+                "with those, or start another run."
+            )
+        return data
 
     def _build_model(self) -> None:
         arguments, accelerator = self.arguments, self.accelerator
@@ -145,16 +171,32 @@ class Trainer:
     def train(self) -> dict | None:
         """Run to the end, or to a signal. Returns the summary, or `None` when the run was stopped before its end."""
         arguments, accelerator = self.arguments, self.accelerator
-        if accelerator.is_main_process:
-            self._write_run_files()
-        accelerator.wait_for_everyone()
-        if arguments.report_to != "none":
-            self._start_trackers()
-        with self.stop_signal:
-            finished = self._loop()
-        summary = finish(self) if finished else None
-        accelerator.end_training()
-        return summary
+        self._main_first(self._own_run, share=True)
+        try:
+            if accelerator.is_main_process:
+                self._write_run_files()
+            accelerator.wait_for_everyone()
+            if arguments.report_to != "none":
+                self._start_trackers()
+            with self.stop_signal:
+                finished = self._loop()
+            summary = self._finish() if finished else None
+            accelerator.end_training()
+            return summary
+        finally:
+            if self.lock is not None:
+                self.lock.release()
+
+    def _finish(self) -> dict | None:
+        try:
+            with self.stop_signal.interrupting():
+                return finish(self)
+        except KeyboardInterrupt:
+            self._say("Stopped by a signal after the last step; evaluate and release with `--resume latest`.")
+            return None
+
+    def _own_run(self) -> None:
+        self.lock = take(self.run, self._content)
 
     def _start_trackers(self) -> None:
         accelerator, arguments = self.accelerator, self.arguments
@@ -262,9 +304,9 @@ class Trainer:
             where = f"the norm of the gradient is {norm.item()}"
         if where is not None:
             raise FloatingPointError(
-                f"Training stopped at step {self.progress.step}: {where}. The checkpoints in {self.run} are intact; "
-                "resume from the "
-                "last with a lower learning rate or earlier clipping."
+                f"Training stopped at step {self.progress.step}: {where}. The checkpoints in {self.run} are intact. "
+                "Continue with `--resume latest` and a lower learning rate or earlier clipping: "
+                f"{', '.join(CHANGEABLE_ON_RESUME)} may change."
             )
 
     # ---- Reporting --------------------------------------------------------------------------------------------------
@@ -314,7 +356,8 @@ class Trainer:
         samples = self.generate(arguments.num_samples, seed=step).texts if arguments.num_samples else []
         bound = estimate.nats_per_story.value
         # What has not been trained is no candidate.
-        if step > 0 and bound < self.progress.best_bound:
+        best = self.progress.best_bound
+        if step > 0 and (best is None or bound < best):
             self.progress.best_bound = bound
             self._write_pipeline("best")
         self._record(
@@ -367,9 +410,8 @@ class Trainer:
     # ---- Files ------------------------------------------------------------------------------------------------------
 
     def _write_run_files(self) -> None:
-        self.run.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self.run)
-        write_file(self.run / SETTINGS_FILE, json.dumps(self.arguments.to_dict(), indent=2) + "\n")
+        write_file(self.run / SETTINGS_FILE, self._settings())
         if self.checkpoint is None or self.checkpoint.parent.resolve() != self.run.resolve():
             self.data.tokenizer.save_pretrained(self.run / "tokenizer")
         metrics = self.run / "metrics.jsonl"
@@ -379,15 +421,41 @@ class Trainer:
             kept = [line for line in lines if _is_entry(line) and json.loads(line)["step"] <= self.progress.step]
             write_file(metrics, "".join(line + "\n" for line in kept))
 
+    def _settings(self) -> str:
+        settings = {**self.arguments.to_dict(), "data_fingerprint": self.data.fingerprint}
+        return json.dumps(settings, indent=2) + "\n"
+
+    def _load_checkpoint(self, checkpoint: Path) -> None:
+        """Nothing here runs code of the checkpoint: Accelerate reads its pickles with PyTorch's restricted loader."""
+        rates = [group["base_lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
+        try:
+            self.accelerator.load_state(str(checkpoint))
+            self.progress = Progress.from_json((checkpoint / PROGRESS_FILE).read_text(encoding="utf-8"))
+            self.ema.load_state_dict(load_file(checkpoint / AVERAGE_FILE), updates=self.progress.step)
+        except (OSError, RuntimeError, ValueError, KeyError, UnpicklingError, SafetensorError) as error:
+            raise ValueError(f"The checkpoint {checkpoint} cannot be loaded: {error}.") from error
+        # The learning rates are those of the settings, which a continuation may change.
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        for group, rate in zip(groups, rates, strict=True):
+            group["base_lr"] = rate
+        # They are no part of the average.
+        for released, buffer in zip(self.released.buffers(), self.model.buffers(), strict=True):
+            released.copy_(buffer)
+
     def _save_checkpoint(self) -> None:
         def write(folder: Path) -> None:
             self.accelerator.save_state(str(folder))
+            # Gathered by all processes, where it is sharded.
+            average = self.ema.state_dict()
             if self.accelerator.is_main_process:
-                settings = json.dumps(self.arguments.to_dict(), indent=2) + "\n"
-                (folder / SETTINGS_FILE).write_text(settings, encoding="utf-8")
+                save_file({name: tensor.contiguous() for name, tensor in average.items()}, folder / AVERAGE_FILE)
+                (folder / PROGRESS_FILE).write_text(self.progress.to_json(), encoding="utf-8")
+                (folder / SETTINGS_FILE).write_text(self._settings(), encoding="utf-8")
 
         target = self.run / f"checkpoint-{self.progress.step:08d}"
-        write_folder(target, write, self.accelerator.is_main_process, self.accelerator.wait_for_everyone)
+        write_folder(
+            target, write, self.accelerator.is_main_process, self.accelerator.wait_for_everyone, checksums=True
+        )
         if self.accelerator.is_main_process:
             remove_old(self.run, self.arguments.checkpoints_total_limit)
 

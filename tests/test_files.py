@@ -1,0 +1,27 @@
+"""Places to write to, looked at before the work."""
+
+from argparse import ArgumentTypeError
+
+import pytest
+
+from diffusers_text_nfdm.files import output_file, output_folder
+
+
+def test_a_place_that_can_be_written_is_taken_and_left_as_it_is(tmp_path):
+    for kind in (output_file, output_folder):
+        path = tmp_path / "new" / "folder" / "result.json"
+        assert kind(str(path)) == path
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old.json").write_text("old")
+    assert output_file(str(tmp_path / "old.json")).read_text() == "old" and output_folder(str(tmp_path)) == tmp_path
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentTypeError, match="is a folder; give a file"):
+        output_file(str(tmp_path))
+    for path in ("/proc/result.json", str(tmp_path / "file" / "result.json"), str(tmp_path / ("x" * 300))):
+        with pytest.raises(ArgumentTypeError, match="cannot be written"):
+            output_file(path)
+        with pytest.raises(ArgumentTypeError, match="cannot be written"):
+            output_folder(path)

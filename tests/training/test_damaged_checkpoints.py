@@ -1,0 +1,64 @@
+"""Checkpoints of strangers, and checkpoints that are not what was written."""
+
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from diffusers_text_nfdm.training import Trainer, checkpoints, train
+from diffusers_text_nfdm.training.checkpoints import CHECKSUMS_FILE
+from runs import arguments
+
+
+@pytest.fixture(scope="module")
+def made(data, tmp_path_factory):
+    """A run of eight steps with checkpoints at 4 and 8."""
+    run = tmp_path_factory.mktemp("made") / "run"
+    train(arguments(data, run, num_samples=0, final_samples=1))
+    return run
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    shutil.copytree(made, tmp_path / "run")
+    return tmp_path / "run"
+
+
+class Hostile:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("writer", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "optimizer.bin",
+        "optimizer_1.bin",
+        "random_states_0.pkl",
+        "custom_checkpoint_0.pkl",
+        "custom_checkpoint_1.pkl",
+        "scaler.pt",
+        "pytorch_model.bin",
+    ],
+)
+def test_a_hostile_checkpoint_runs_no_code(name, writer, data, run, tmp_path):
+    checkpoint, owned = run / "checkpoint-00000004", tmp_path / "owned"
+    if name == "pytorch_model.bin":
+        (checkpoint / "model.safetensors").unlink()
+    writer({"state": Hostile(owned)}, checkpoint / name)
+    # Who can write the files can write their checksums.
+    (checkpoint / CHECKSUMS_FILE).write_text(json.dumps(checkpoints._checksums(checkpoint)))
+    try:
+        Trainer(arguments(data, run, num_samples=0, final_samples=1, resume=str(checkpoint)))
+    except ValueError as refusal:
+        assert str(checkpoint) in str(refusal)
+    assert not owned.exists()
