@@ -1,11 +1,14 @@
 """Runs on jumps, from a checkpoint."""
 
+import runpy
+import sys
+
 import pytest
 import torch
 
 from diffusers_text_nfdm import JumpScheduler, NFDMTextPipeline
 from diffusers_text_nfdm.training import Trainer, train
-from runs import arguments, assert_same_run, metrics
+from runs import ROOT, arguments, assert_same_run, metrics
 
 
 TWO_STREAM = {"predictor": "two_stream", "prediction_type": "categorical", "clock": "ramp:8"}
@@ -37,6 +40,20 @@ def test_a_student_starts_from_its_teacher_and_is_an_ordinary_checkpoint(data, t
     pipe.scheduler = JumpScheduler(calls_per_jump=2)
     assert len(pipe(num_samples=2, num_inference_steps=4).texts) == 2
     assert sorted(pipe.model.token_order.tolist()) == list(range(pipe.model.config.vocab_size))
+
+
+def test_the_script_distils_a_teacher(data, teacher, tmp_path, monkeypatch):
+    settings = {**JUMPS, **SETTINGS, "model_name_or_path": str(teacher), "max_steps": 2, "checkpoint_every": 2}
+    config = tmp_path / "student.yaml"
+    config.write_text(arguments(data, tmp_path / "run", **settings).to_yaml())
+    script = str(ROOT / "examples" / "distill_nfdm.py")
+    monkeypatch.setattr(sys, "argv", [script, "--config", str(config)])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(script, run_name="__main__")
+    assert NFDMTextPipeline.from_pretrained(tmp_path / "run" / "pipeline").model.config.jumps
+    monkeypatch.setattr(sys, "argv", [script, "--print_config"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(script, run_name="__main__")
 
 
 def test_resumed_equals_uninterrupted(data, teacher, tmp_path):

@@ -12,6 +12,8 @@ import psutil
 import pytest
 import torch
 from hub_server import HubServer, card_metadata
+
+from diffusers_text_nfdm.training.checkpoints import checkpoint_folders, step_of
 from runs import (
     ROOT,
     SCRIPT,
@@ -23,8 +25,6 @@ from runs import (
     metrics,
     weights,
 )
-
-from diffusers_text_nfdm.training.checkpoints import checkpoint_folders, step_of
 
 
 STEPS = 60
@@ -167,7 +167,8 @@ def test_errors_are_said_in_a_line_and_leave_nothing(config, tmp_path, monkeypat
     options = ["--config", str(config), "--output_dir", str(tmp_path / "run"), "--push_to_hub"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
     try:
-        assert runpy.run_path(str(SCRIPT))["main"]() == 1
+        with pytest.raises(SystemExit, match="1"):
+            runpy.run_path(str(SCRIPT), run_name="__main__")
     finally:
         torch.set_flush_denormal(False)
     printed = capsys.readouterr().err

@@ -4,19 +4,47 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from typing import Any
+
+import torch
+from transformers.utils import logging
 
 from .arguments import TrainingArguments, setting_types
 from .recipe_files import DEFAULT_RECIPE, recipe_names, scalar
+from .trainer import train
 
 
-def parse_arguments(argv: list[str] | None = None, description: str | None = None) -> TrainingArguments | None:
+def run(description: str, default_recipe: str = DEFAULT_RECIPE) -> int:
+    """A training script: settings from the command line, a run, and its exit code.
+
+    It is 0 after a finished run, 1 after an error, 2 for wrong arguments and 3 where a run was stopped before its end.
+    """
+    arguments = parse_arguments(description=description, default_recipe=default_recipe)
+    if arguments is None:
+        return 0
+    # Softmax over a vocabulary makes denormal numbers, which are slow on CPUs.
+    torch.set_flush_denormal(True)
+    logging.disable_progress_bar()
+    try:
+        summary = train(arguments)
+    except (ValueError, OSError, FloatingPointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0 if summary is not None else 3
+
+
+def parse_arguments(
+    argv: list[str] | None = None, description: str | None = None, default_recipe: str = DEFAULT_RECIPE
+) -> TrainingArguments | None:
     """Settings from the command line: the recipe or YAML file of `--config`, then what is given besides. `None` after
     `--print_config`.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--config", default=DEFAULT_RECIPE, help=f"a YAML file, or a recipe: {', '.join(recipe_names())}"
+        "--config",
+        default=default_recipe,
+        help=f"a YAML file, or a recipe: {', '.join(recipe_names())} (default: {default_recipe})",
     )
     parser.add_argument("--print_config", action="store_true", help="print the whole configuration and stop")
     groups: dict[str, Any] = {}
