@@ -165,6 +165,8 @@ def test_differences_leave_out_what_a_continuation_may_change(data, tmp_path):
 def test_recipes_for_absent_data_say_what_to_pass():
     with pytest.raises(ValueError, match="`--dataset train.jsonl --validation_file valid.jsonl`"):
         TrainingArguments.from_config("rocstories-nfdm").check_data()
+    with pytest.raises(ValueError, match="The recipe is for the E2E data, .* `--dataset devset.csv`"):
+        TrainingArguments.from_config("e2e").check_data()
     with pytest.raises(ValueError, match="`dataset` is 'stories', which is no local file"):
         TrainingArguments(validation_file="valid.jsonl").check_data()
 

@@ -29,7 +29,15 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     config.model_type: config
     for config in (NFDMConfig, MuLANConfig, DiffusionLMConfig, AutoregressiveConfig, MaskedDiffusionConfig)
 }
-ROCSTORIES = "rocstories"
+# Datasets of recipes that are not distributed with this package, and what to do.
+NOT_HERE = {
+    "rocstories": "The recipe is for ROCStories, which is not distributed with this package. Ask for a copy at "
+    "https://cs.rochester.edu/nlp/rocstories and pass it: `--dataset train.jsonl --validation_file valid.jsonl` (or any "
+    "other dataset).",
+    "e2e": "The recipe is for the E2E data, which is not distributed with this package. Take it from "
+    "https://github.com/tuetschek/e2e-dataset and pass a file of it: `--dataset devset.csv` (or any other with the "
+    "columns mr and ref).",
+}
 SCHEDULERS = tuple(scheduler.__name__ for scheduler in schedulers.SCHEDULERS)
 TRACKERS = ("none", "tensorboard", "wandb", "trackio", "all")
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
@@ -412,12 +420,8 @@ class TrainingArguments:
 
     def check_data(self) -> None:
         """Whether the texts can be those of the dataset that is meant."""
-        if self.dataset == ROCSTORIES and not Path(ROCSTORIES).exists():
-            raise ValueError(
-                "The recipe is for ROCStories, which is not distributed with this package. Ask for a copy at "
-                "https://cs.rochester.edu/nlp/rocstories and pass it: `--dataset train.jsonl --validation_file "
-                "valid.jsonl` (or any other dataset)."
-            )
+        if self.dataset in NOT_HERE and not Path(self.dataset).exists():
+            raise ValueError(NOT_HERE[self.dataset])
         if self.validation_file is not None and not Path(self.dataset).expanduser().is_file():
             raise ValueError(
                 f"`validation_file` is {self.validation_file!r}, but `dataset` is {self.dataset!r}, which is no "
