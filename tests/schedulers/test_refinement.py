@@ -30,7 +30,9 @@ def test_the_first_open_token_is_committed_and_others_as_far_as_the_budget_goes(
     open_tokens = torch.rand(5, 7, generator=generator) < 0.6
     open_tokens[:, 3] = True
     uniforms = torch.rand(5, 7, generator=generator, dtype=torch.float64)
-    _, committed = RefinementScheduler(7, budget).step(logits, open_tokens, uniforms)
+    tokens, committed, log_probability = RefinementScheduler(7, budget).step(logits, open_tokens, uniforms)
+    log_p = torch.log_softmax(logits, -1).gather(-1, tokens[..., None])[..., 0]
+    torch.testing.assert_close(log_probability, torch.where(committed, log_p, 0).sum(-1))
     entropy = torch.distributions.Categorical(logits=logits).entropy()
     assert not (committed & ~open_tokens).any()
     for row in range(5):
@@ -80,6 +82,58 @@ def test_known_tokens_come_back_and_a_text_does_not_depend_on_its_batch(name, se
         assert torch.equal(alone.sequences[0], together.sequences[i]) and alone.calls[0] == together.calls[i]
 
 
+def conditional(model, ids, known):
+    """Every completion of one text, and its exact probability under the clean stream given what is known."""
+    unknown = (~known[0]).nonzero()[:, 0]
+    values = torch.cartesian_prod(*[torch.arange(model.config.vocab_size)] * len(unknown)).view(-1, len(unknown))
+    texts = ids.repeat(len(values), 1)
+    texts[:, unknown] = values
+    nats = model.clean_stream(texts, None, next_token=True)[1].sum(-1).detach()
+    return texts, torch.softmax(-nats, -1)
+
+
+def test_of_many_candidates_one_is_taken_as_the_clean_stream_would():
+    """Total variation to the exact conditional distribution falls towards that of as many exact draws."""
+    ids = torch.tensor([[0, 5, 6, 7, 8, 9, 4, 1, 3]])
+    known = torch.tensor([[True] * 3 + [False] * 2 + [True] * 4])
+    distances, n = [], 400
+    for candidates in (1, 16, 128):
+        pipe = pipeline(RefinementScheduler(block_length=3, entropy_budget=5.0, candidates=candidates))
+        texts, exact = conditional(pipe.model, ids, known)
+        # Behind END there is nothing to draw.
+        exact = torch.where((texts[:, 3:5] == 1).any(-1), 0, exact)
+        exact = exact / exact.sum()
+        output = pipe(
+            input_ids=ids.repeat(n, 1),
+            known=known.repeat(n, 1),
+            batch_size=100,
+            generator=seeded(0),
+            output_type="seq",
+        )
+        assert torch.equal(output.sequences[:, known[0]], ids[:, known[0]].expand(n, -1))
+        # Two calls at most write the gap, and one reads it.
+        assert (output.calls <= 3 * candidates).all()
+        gaps = output.sequences[:, 3:5]
+        gaps = gaps[(gaps != 1).all(-1)]
+        shares = torch.bincount(gaps[:, 0] * 11 + gaps[:, 1], minlength=121).double() / len(gaps)
+        distances.append((shares - exact).abs().sum().item() / 2)
+    draws = torch.bincount(torch.multinomial(exact, len(gaps), True, generator=seeded(1)), minlength=121)
+    by_chance = (draws.double() / len(gaps) - exact).abs().sum().item() / 2
+    assert distances[0] > 5 * by_chance
+    assert distances[0] > 2 * distances[1] > 2 * distances[2]
+    assert distances[2] < 1.5 * by_chance
+
+
+def test_candidates_do_not_depend_on_the_batch_and_leave_a_trace():
+    pipe = pipeline(RefinementScheduler(block_length=3, candidates=4))
+    options = {"output_type": "seq", "return_trajectory": True}
+    together = pipe(num_samples=3, generator=[seeded(i) for i in range(3)], **options)
+    for i in range(3):
+        alone = pipe(num_samples=1, generator=[seeded(i)], **options)
+        assert torch.equal(alone.sequences[0], together.sequences[i]) and alone.calls[0] == together.calls[i]
+    assert torch.equal(together.trajectory[-1], together.sequences)
+
+
 def test_a_larger_budget_takes_fewer_calls_and_the_most_calls_are_kept_to():
     calls = [
         pipeline(RefinementScheduler(4, budget))(num_samples=30, generator=seeded(0)).calls.double().mean()
@@ -96,6 +150,7 @@ def test_a_larger_budget_takes_fewer_calls_and_the_most_calls_are_kept_to():
         ({"block_length": 0}, "`block_length` is 0; it must be an integer of at least 1"),
         ({"entropy_budget": -1}, "`entropy_budget` is -1; it must be a number of at least 0"),
         ({"entropy_budget": "much"}, "`entropy_budget` is 'much'"),
+        ({"candidates": 0}, "`candidates` is 0; it must be an integer of at least 1"),
     ],
 )
 def test_bad_settings_are_refused(options, message):

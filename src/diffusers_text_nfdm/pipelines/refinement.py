@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..clocks import moving_window
 from ..models import TextDiffusionModel
+from ..models.token_choice import draw_from
 from ..schedulers import RefinementScheduler
 
 
@@ -31,6 +32,44 @@ def write_refined(
         given, known: token ids `(batch, max_length)`, and which of them are known.
         on_call: gets the texts and the number of tokens that are committed, after every call.
     """
+    number = scheduler.config.candidates
+    if number == 1:
+        text, calls, _ = _write(model, scheduler, generators, context, max_calls, given, known, on_call)
+        return text, calls
+    steps: list[tuple[Tensor, Tensor]] = []
+    many = [torch.Generator(g.device).manual_seed(seed) for g in generators for seed in _seeds(g, number)]
+    repeated = (None if x is None else x.repeat_interleave(number, 0) for x in (context, given, known))
+    context, given, known = repeated
+    text, calls, log_q = _write(
+        model, scheduler, many, context, max_calls, given, known, lambda *step: steps.append([x.clone() for x in step])
+    )
+    states, weight, bias = model.next_token_factors(model.read_clean(text)[0][:, :-1])
+    log_p = torch.log_softmax((states @ weight.T + bias).double(), -1).gather(-1, text[:, 1:, None])[..., 0].sum(-1)
+    weights = torch.softmax((log_p - log_q).view(-1, number), -1)
+    numbers = [torch.rand((), generator=g, device=g.device, dtype=torch.float64) for g in generators]
+    taken = draw_from(weights, torch.stack(numbers).to(weights.device))
+    rows = torch.arange(len(generators), device=taken.device) * number + taken
+    for step in steps:
+        on_call(*(x[rows] for x in step))
+    # One more reads the candidates.
+    return text[rows], calls.view(-1, number).sum(-1) + number * (calls.view(-1, number).sum(-1) > 0)
+
+
+def _seeds(generator: torch.Generator, number: int) -> list[int]:
+    return torch.randint(2**62, (number,), generator=generator, device=generator.device).tolist()
+
+
+def _write(
+    model: TextDiffusionModel,
+    scheduler: RefinementScheduler,
+    generators: list[torch.Generator],
+    context: Tensor | None,
+    max_calls: int | None,
+    given: Tensor | None,
+    known: Tensor | None,
+    on_call: Callable[[Tensor, Tensor], None],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `write_refined`, and the log-probability with which each text was drawn."""
     config, n, device = model.config, len(generators), model.device
     length, pad, end = config.max_length, config.pad_token_id, config.eos_token_id
     positions = torch.arange(length, device=device)
@@ -40,6 +79,7 @@ def write_refined(
     if known is not None:
         text, settled = torch.where(known, given, text), settled | known
     calls, rows = torch.zeros(n, dtype=torch.long, device=device), (~settled).any(-1).nonzero()[:, 0]
+    log_q = torch.zeros(n, dtype=torch.float64, device=device)
     while len(rows) and (max_calls is None or int(calls.max()) < max_calls):
         own, done = text[rows], settled[rows]
         own_known, own_context = (None if x is None else x[rows] for x in (known, context))
@@ -62,7 +102,10 @@ def write_refined(
         numbers = [torch.rand(length, generator=g, device=g.device, dtype=torch.float64) for g in own_generators]
         uniforms = torch.stack(numbers).to(device)
         in_window = ~done & (positions <= last)
-        tokens, committed = scheduler.step(prediction.logits, in_window[:, step.tokens], uniforms[:, step.tokens])
+        tokens, committed, log_probability = scheduler.step(
+            prediction.logits, in_window[:, step.tokens], uniforms[:, step.tokens]
+        )
+        log_q[rows] += log_probability
         own[:, step.tokens] = torch.where(committed, tokens, own[:, step.tokens])
         done[:, step.tokens] |= committed
         # What is behind END is padding, once all before it is written.
@@ -74,4 +117,4 @@ def write_refined(
         calls[rows] += 1
         on_call(text, settled.sum(-1))
         rows = rows[(~settled[rows]).any(-1)]
-    return text, calls
+    return text, calls, log_q

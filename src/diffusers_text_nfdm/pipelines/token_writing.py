@@ -24,6 +24,9 @@ from .verified_jumps import write_verified_jumps
 if TYPE_CHECKING:
     from .batches import TextBatch
 
+# Of a gap that is filled in place of a scheduler that cannot.
+CANDIDATES = 8
+
 
 def needs_filling(scheduler: TextDiffusionScheduler | TokenScheduler, known: Tensor | None) -> bool:
     """Whether a scheduler that writes from left to right is asked for texts of which more is known than their
@@ -42,8 +45,12 @@ def begins(known: Tensor) -> Tensor:
 
 
 def filling_scheduler(scheduler: TokenScheduler) -> RefinementScheduler:
-    """What fills gaps in its place: tokens drawn as it would draw them."""
-    return RefinementScheduler(temperature=scheduler.config.temperature, min_p=scheduler.config.min_p)
+    """What fills gaps in its place: tokens drawn as it would draw them, and of several candidates one that the clean
+    stream finds probable.
+    """
+    return RefinementScheduler(
+        temperature=scheduler.config.temperature, min_p=scheduler.config.min_p, candidates=CANDIDATES
+    )
 
 
 def write_tokens(

@@ -20,10 +20,12 @@ class Refinement(NamedTuple):
     Args:
         tokens: `(batch, seq)`.
         committed: `(batch, seq)`, those that stay.
+        log_probability: `(batch,)`, of these together: they were drawn independently.
     """
 
     tokens: Tensor
     committed: Tensor
+    log_probability: Tensor
 
 
 class RefinementScheduler(TokenScheduler):
@@ -35,19 +37,31 @@ class RefinementScheduler(TokenScheduler):
     than that, in nats (Ben-Hamu et al. 2025 bound masked diffusion in this way). Tokens may settle in any order, and
     known ones may stand anywhere: it fills gaps.
 
+    With several `candidates` each text is drawn as often, with a probability q that is known, and one is taken in
+    proportion to p/q, where p is the clean stream's exact probability of the whole text (sampling by importance
+    resampling, Rubin 1987): what was drawn does not have to be right, only one of the candidates. The more there are,
+    the closer is the distribution to p, given what is known.
+
     Args:
         block_length: tokens of the window.
         entropy_budget: nats. At 0 one token is drawn a call.
         temperature: of the distribution that tokens are drawn from.
         min_p: tokens with less than this share of the probability of the most probable one are not drawn.
+        candidates: of each text. They are written side by side; the calls of all of them are counted.
     """
 
     @register_to_config
     def __init__(
-        self, block_length: int = 8, entropy_budget: float = 0.05, temperature: float = 1.0, min_p: float = 0.0
+        self,
+        block_length: int = 8,
+        entropy_budget: float = 0.05,
+        temperature: float = 1.0,
+        min_p: float = 0.0,
+        candidates: int = 1,
     ):
         self._check_choice()
         self._check_count("block_length", block_length)
+        self._check_count("candidates", candidates)
         if not is_number(entropy_budget) or not 0 <= entropy_budget < float("inf"):
             raise ValueError(f"`entropy_budget` is {entropy_budget!r}; it must be a number of at least 0.")
 
@@ -55,7 +69,8 @@ class RefinementScheduler(TokenScheduler):
         """Draw tokens from logits `(batch, seq, vocab)`, by random numbers `(batch, seq)`, and commit some of those
         that are open, `(batch, seq)`: the first of each text at least.
         """
-        tokens = draw_from(self.probabilities(logits), uniforms)
+        drawn_from = self.probabilities(logits)
+        tokens = draw_from(drawn_from, uniforms)
         # What is cut off is not drawn, but it is doubt.
         p = token_probabilities(logits.double(), self.config.temperature)
         entropy = torch.special.entr(p).sum(-1).masked_fill(~open_tokens, torch.inf)
@@ -64,4 +79,6 @@ class RefinementScheduler(TokenScheduler):
         cost, order = entropy.masked_fill(first, 0).sort(dim=-1, stable=True)
         within = cost.cumsum(-1) <= self.config.entropy_budget
         committed = torch.zeros_like(open_tokens).scatter(1, order, within) | first
-        return Refinement(tokens, committed & open_tokens)
+        committed &= open_tokens
+        log_q = drawn_from.gather(-1, tokens[..., None])[..., 0].log()
+        return Refinement(tokens, committed, log_q.masked_fill(~committed, 0).sum(-1))

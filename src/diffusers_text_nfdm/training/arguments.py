@@ -32,8 +32,8 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
 # Datasets of recipes that are not distributed with this package, and what to do.
 NOT_HERE = {
     "rocstories": "The recipe is for ROCStories, which is not distributed with this package. Ask for a copy at "
-    "https://cs.rochester.edu/nlp/rocstories and pass it: `--dataset train.jsonl --validation_file valid.jsonl` (or any "
-    "other dataset).",
+    "https://cs.rochester.edu/nlp/rocstories and pass it: `--dataset train.jsonl --validation_file valid.jsonl` (or "
+    "any other dataset).",
     "e2e": "The recipe is for the E2E data, which is not distributed with this package. Take it from "
     "https://github.com/tuetschek/e2e-dataset and pass a file of it: `--dataset devset.csv` (or any other with the "
     "columns mr and ref).",
