@@ -87,13 +87,13 @@ class DraftVerifyScheduler(TokenScheduler):
 
         Args:
             draft: tokens `(batch, K)`.
-            logits: of the clean stream before each of them and behind the last, and of tokens that follow, `(batch, K
-                + 1 or more, vocab)`.
-            noise: of all these tokens, `(batch, K + 1 or more)`.
+            logits: of the draft's tokens and of the one behind them by the clean stream, and of any that follow,
+                `(batch, tokens, vocab)`.
+            noise: of all these tokens, `(batch, tokens)`.
 
         Returns:
-            how many tokens of each draft stay, `(batch,)`, and the tokens that were drawn, `(batch, K + 1 or more)`:
-            the first ones are the draft's, the one behind them is right, too, and the others are the next draft.
+            how many tokens of each draft stay, `(batch,)`, and the tokens that were drawn, `(batch, tokens)`: the
+            first ones are the draft's, the one behind them is right, too, and the others are the next draft.
         """
         tokens = self.draw_by_noise(logits, noise, token_order)
         accepted = (tokens[:, : draft.shape[1]] == draft).long().cumprod(-1).sum(-1)
