@@ -8,6 +8,7 @@ from tiny import logged_warnings, seeded
 
 from diffusers_text_nfdm import JumpScheduler, NFDMTextPipeline, RefinementScheduler
 from diffusers_text_nfdm.metrics import story_language
+from diffusers_text_nfdm.metrics.record_slots import slots_realised
 
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
@@ -28,7 +29,7 @@ def validity(pipe, **options):
     return story_language(output.texts)["validity"], output
 
 
-@pytest.mark.parametrize("name", [path.name for path in sorted(CHECKPOINTS.iterdir())])
+@pytest.mark.parametrize("name", [path.name for path in sorted(CHECKPOINTS.glob("nfdm-stories*"))])
 def test_a_released_checkpoint_writes_stories_by_its_own_scheduler(name):
     share, output = validity(load(name))
     assert share >= 0.98 and output.calls.double().mean() < 16
@@ -49,3 +50,18 @@ def test_refinement_writes_stories_and_fills_gaps():
     text = "One windy Friday, Leo"
     filled = pipe(prompt=f"{text} took a [MASK] pie to the [MASK].", generator=seeded(0)).texts[0]
     assert filled.startswith(text) and torch.is_tensor(pipe(prompt=text, generator=seeded(0)).sequences)
+
+
+def test_records_are_told_names_that_were_never_seen_included():
+    """The aims on the held-out records are 90% without and 95% with guidance."""
+    pipe = load("nfdm-e2e")
+    records = [
+        f"name[{name}], eatType[{kind}], food[{food}], priceRange[{price}], area[{area}], familyFriendly[{friendly}]"
+        for name, kind, food in (("Blue Spice", "pub", "Italian"), ("The Vaults", "restaurant", "Thai"))
+        for price in ("cheap", "moderate", "high")
+        for area in ("riverside", "city centre")
+        for friendly in ("yes", "no")
+    ]
+    told = slots_realised(pipe(condition=records, generator=seeded(0)).texts, records)
+    guided = slots_realised(pipe(condition=records, generator=seeded(0), guidance_scale=2.0).texts, records)
+    assert told["mentioned_name"] > 0.9 and told["mentioned"] > 0.8 and guided["mentioned"] > 0.85

@@ -10,6 +10,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from huggingface_hub import EvalResult, ModelCard
+from transformers import PreTrainedConfig
 
 from .schedulers import TokenScheduler
 
@@ -80,10 +81,16 @@ def _quote(text: str) -> str:
     return "\n".join(f"> {line}" for line in plain(text).splitlines() or [""])
 
 
+def _request(config: PreTrainedConfig) -> str:
+    """What the example asks for."""
+    return 'condition="..."' if config.condition_length else "num_samples=4"
+
+
 def _describe_diffusion(pipeline: NFDMTextPipeline, repo: str) -> dict[str, str]:
     config = pipeline.model.config
     # Schedulers that write tokens take as many calls as they need.
     steps = "" if isinstance(pipeline.scheduler, TokenScheduler) else ", num_inference_steps=64"
+    what = _request(config)
     other, few = ("JumpScheduler", ", num_inference_steps=8") if config.jumps else ("ReverseSDEScheduler", steps)
     return {
         "kind": "text-diffusion",
@@ -92,7 +99,7 @@ def _describe_diffusion(pipeline: NFDMTextPipeline, repo: str) -> dict[str, str]
 from diffusers_text_nfdm import NFDMTextPipeline
 
 pipe = NFDMTextPipeline.from_pretrained({json.dumps(repo)})
-print(pipe(num_samples=4{steps}).texts)
+print(pipe({what}{steps}).texts)
 ```
 
 The scheduler (`{type(pipeline.scheduler).__name__}`) can be exchanged in one line:
@@ -101,7 +108,7 @@ The scheduler (`{type(pipeline.scheduler).__name__}`) can be exchanged in one li
 from diffusers_text_nfdm import {other}
 
 pipe.scheduler = {other}.from_config(pipe.scheduler.config)
-print(pipe(num_samples=4{few}).texts)
+print(pipe({what}{few}).texts)
 ```""",
         "architecture": f"latents of dimension {config.embedding_dim}; predictor `{config.predictor}` with "
         f"{config.num_hidden_layers} layers of size {config.hidden_size}; prediction type "
@@ -119,7 +126,7 @@ def _describe_autoregressive(pipeline: AutoregressivePipeline, repo: str) -> dic
 from diffusers_text_nfdm import AutoregressivePipeline
 
 pipe = AutoregressivePipeline.from_pretrained({json.dumps(repo)})
-print(pipe(num_samples=4).texts)
+print(pipe({_request(config)}).texts)
 ```""",
         "architecture": f"transformer with {config.num_hidden_layers} layers of size {config.hidden_size}, MLPs of "
         f"size {config.intermediate_size}.",
@@ -137,7 +144,7 @@ def _describe_masked(pipeline: MaskedDiffusionPipeline, repo: str) -> dict[str, 
 from diffusers_text_nfdm import MaskedDiffusionPipeline
 
 pipe = MaskedDiffusionPipeline.from_pretrained({json.dumps(repo)})
-print(pipe(num_samples=4, num_inference_steps=64).texts)
+print(pipe({_request(config)}, num_inference_steps=64).texts)
 ```""",
         "architecture": f"two-stream trunk with {config.num_hidden_layers} layers of size {config.hidden_size}, MLPs "
         f"of size {config.intermediate_size}; {blocks}.",
