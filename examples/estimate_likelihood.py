@@ -1,8 +1,7 @@
 """The bound on the negative log-likelihood of texts under a trained pipeline, with its standard errors.
 
     python examples/estimate_likelihood.py path/or/repo
-    python examples/estimate_likelihood.py path/or/repo --dataset valid.jsonl --texts 1000 --draws 16 --output
-    result.json
+    python examples/estimate_likelihood.py path/or/repo --dataset valid.jsonl --texts 1000 --draws 16
 
 Of the baselines it is the bound of masked diffusion, and the exact likelihood of an autoregressive model.
 Without `--dataset` the texts are the test split of the embedded stories, whose true entropy is printed beside the
@@ -21,6 +20,7 @@ from diffusers_text_nfdm import (
     masked_likelihood,
     prepare_dataset,
 )
+from diffusers_text_nfdm.conditions import take_out_row
 from diffusers_text_nfdm.files import output_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
 from diffusers_text_nfdm.stories import StoryGrammar
@@ -30,6 +30,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", help="folder or repository of a pipeline")
     parser.add_argument("--dataset", default="stories", help="'stories', a local file or folder, or a Hub dataset")
+    parser.add_argument("--text_column", default="text", help="column that holds the text (default: text)")
+    parser.add_argument("--condition_column", default="condition", help="that of a condition (default: condition)")
     parser.add_argument("--split", default="test", help="split of a dataset of several (default: test)")
     parser.add_argument("--texts", type=int, default=500, help="number of texts (default: 500)")
     parser.add_argument("--draws", type=int, default=8, help="draws of time and noise per text, even (default: 8)")
@@ -41,14 +43,24 @@ def main() -> None:
     torch.set_flush_denormal(True)
     try:
         pipeline = load_pipeline(arguments.checkpoint)
-        splits = load_text_dataset(arguments.dataset, validation_fraction=0)
+        length = pipeline.model.config.condition_length
+        splits = load_text_dataset(
+            arguments.dataset,
+            column=arguments.text_column,
+            condition_column=arguments.condition_column if length else None,
+            validation_fraction=0,
+        )
         # A single file is one split, whatever it is called.
         split = "train" if Path(arguments.dataset).is_file() else arguments.split
         if split not in splits:
             raise ValueError(f"`--split` is {split!r}; the dataset has {', '.join(splits)}.")
         texts = splits[split]
         texts = texts.select(range(min(arguments.texts, len(texts))))
-        prepared, report = prepare_dataset(texts, pipeline.tokenizer, pipeline.model.config.max_length)
+        if pipeline.model.config.copied_slots:
+            texts = texts.map(take_out_row, fn_kwargs={"slots": pipeline.model.config.copied_slots})
+        prepared, report = prepare_dataset(
+            texts, pipeline.tokenizer, pipeline.model.config.max_length, condition_length=length
+        )
         draws = {"num_draws": arguments.draws, "seed": arguments.seed}
         estimator, options = {
             "diffusion": (estimate_likelihood, {"clock": arguments.clock, **draws}),
@@ -64,7 +76,8 @@ def main() -> None:
     print(report)
     print(estimate)
     if arguments.dataset == "stories":
-        entropy = StoryGrammar().entropy()
+        grammar = StoryGrammar()
+        entropy = grammar.entropy() - (grammar.condition_entropy() if length else 0)
         ratio = estimate.nats_per_story.value / entropy
         print(f"The truth beneath it: {entropy:.4f} nats per story; the bound is {ratio:.3f} times that.")
     if arguments.output is not None:

@@ -105,6 +105,12 @@ def take_out(condition: str, text: str, slots: Sequence[str]) -> tuple[str, str]
     return condition, text
 
 
+def take_out_row(row: dict[str, str], slots: list[str]) -> dict[str, str]:
+    """A row of the dataset with the values of the slots taken out of its condition and its text."""
+    condition, text = take_out(row["condition"], row["text"], slots)
+    return {"condition": condition, "text": text}
+
+
 def put_in(text: str, condition: str, slots: Sequence[str]) -> str:
     """The text with the values of the slots in place of their placeholders."""
     for slot, value in read_record(condition).items():

@@ -36,6 +36,17 @@ def test_a_file_gives_a_table_and_the_protocol(checkpoint, tmp_path):
     assert f"{result['nats_per_story']['value']:.4f}" in done.stdout and "The truth beneath it" not in done.stdout
 
 
+def test_texts_with_conditions(tmp_path):
+    options = {"max_length": 8, "condition_length": 3, "copied_slots": ["name"]}
+    make_pipeline("diffusion-lm", **options).save_pretrained(tmp_path / "pipeline")
+    (tmp_path / "records.csv").write_text("mr,ref\nred,Tom saw\nfox,a fox\n", encoding="utf-8")
+    columns = ["--text_column", "ref", "--condition_column", "mr"]
+    done = launch(tmp_path / "pipeline", "--dataset", tmp_path / "records.csv", "--draws", 2, *columns)
+    assert done.returncode == 0, done.stderr
+    done = launch(tmp_path / "pipeline", "--dataset", tmp_path / "records.csv", "--text_column", "ref")
+    assert done.returncode == 2 and "has no column 'condition'; its columns are mr, ref" in done.stderr
+
+
 def test_what_cannot_be_loaded_is_said_in_a_line(checkpoint, tmp_path):
     done = launch(tmp_path / "nothing")
     assert done.returncode == 2 and "Traceback" not in done.stderr and "nothing" in done.stderr

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..baseline import AutoregressiveModel, MaskedDiffusionConfig, MaskedDiffusionModel
 from ..clocks import make_clock
-from ..conditions import spread, take_out, text_tokens
+from ..conditions import spread, take_out_row, text_tokens
 from ..data import load_text_dataset, prepare_dataset
 from ..metrics.checkpoint import load_pipeline
 from ..models import (
@@ -179,12 +179,6 @@ class TrainingData:
         unk = -1 if self.tokenizer.unk_token_id is None else self.tokenizer.unk_token_id
         unknown = (self._validation["input_ids"] == unk).sum()
         self.mean_tokens, self.unknown_share = num_tokens.mean().item(), (unknown / num_tokens.sum()).item()
-
-
-def take_out_row(row: dict[str, str], slots: list[str]) -> dict[str, str]:
-    """A row of the dataset with the values of the slots taken out of its condition and its text."""
-    condition, text = take_out(row["condition"], row["text"], slots)
-    return {"condition": condition, "text": text}
 
 
 def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedModel:
