@@ -251,3 +251,11 @@ def test_hub_errors(hub):
         load_text_dataset("user/other", config_name="en")
     with pytest.raises(ValueError, match="user/corpus has no column 'text'; its columns are id, story"):
         load_text_dataset("user/corpus", config_name="en")
+
+
+def test_a_file_may_be_another_split_the_next_time(tmp_path):
+    train, valid = tmp_path / "a.txt", tmp_path / "b.txt"
+    train.write_text("Tom saw a fox\n"), valid.write_text("a red fox of its own\n")
+    both = load_text_dataset({"train": train, "validation": valid})
+    alone = load_text_dataset(valid, validation_fraction=0)
+    assert both["validation"]["text"][:] == alone["train"]["text"][:] == ["a red fox of its own"]
