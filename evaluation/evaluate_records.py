@@ -12,6 +12,7 @@ import time
 
 import torch
 
+from diffusers_text_nfdm import NFDMTextPipeline
 from diffusers_text_nfdm.baseline import AutoregressivePipeline
 from diffusers_text_nfdm.data import load_text_dataset
 from diffusers_text_nfdm.files import output_file, write_file
@@ -32,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--held_out", type=float, default=0.0, help="share of the records that training held out")
     parser.add_argument("--guidance_scale", type=float, nargs="+", default=[1.0], help="(default: 1)")
     parser.add_argument("--sampling", help="such as refine:96:min_p=0.1 (default: the pipeline's scheduler)")
-    parser.add_argument("--temperature", type=float, help="of an autoregressive model (default: 1)")
+    parser.add_argument("--min_p", type=float, help="of a baseline (default: 0)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output", type=output_file, help="JSON file to write")
     args = parser.parse_args(arguments)
@@ -42,8 +43,12 @@ def main(arguments: list[str] | None = None) -> None:
         pipeline = load_pipeline(args.checkpoint, "cpu")
         pipeline.set_progress_bar_config(disable=True)
         options = {} if args.sampling is None else Sampling.parse(args.sampling).prepare(pipeline)
-        if args.temperature is not None:
-            options["temperature"] = args.temperature
+        if args.min_p is not None:
+            if isinstance(pipeline, NFDMTextPipeline):
+                raise ValueError(
+                    "`--min_p` is for baselines; a scheduler has its own: `--sampling refine:96:min_p=0.1`."
+                )
+            options["min_p"] = args.min_p
         results = {"references": slots_of_references(references)}
         print(f"{'':14s}" + "".join(f"{name:>11s}" for name in COLUMNS))
         print_row("references", results["references"])

@@ -107,7 +107,9 @@ def load_files(
                 gen_kwargs=part,
                 split=NamedSplit(name),
                 # The content decides what is cached: a file that changed is read again, one that moved is not.
-                fingerprint=Hasher.hash([name, digests[name], sorted((k, v) for k, v in part.items() if k != "paths")]),
+                fingerprint=Hasher.hash(
+                    [name, digests[name], sorted((k, v) for k, v in part.items() if k != "paths")]
+                ),
             )
             for name, part in parts.items()
         }

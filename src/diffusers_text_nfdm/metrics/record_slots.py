@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..conditions import read_record
-from .texts import check_texts
 
 
 def _any(*patterns: str) -> str:
@@ -71,11 +70,11 @@ def tells(text: str, slot: str, value: str) -> bool:
 def slots_realised(texts: Sequence[str], records: Sequence[str]) -> dict[str, float]:
     """What the texts tell of their records, such as `name[Aromi], area[riverside]`.
 
-    Returns `mentioned`, the share of the values that are told; `complete`, the share of texts that tell all of theirs;
-    `added`, of the slots that a record does not have, the share of which a text tells a value all the same, out of the
-    values in `records`; and `mentioned_<slot>` for each slot.
+    A blank text tells nothing. Returns `mentioned`, the share of the values that are told; `complete`, the share of
+    texts that tell all of theirs; `added`, of the slots that a record does not have, the share of which a text tells a
+    value all the same, out of the values in `records`; and `mentioned_<slot>` for each slot.
     """
-    texts, records = check_texts(texts, "texts"), [read_record(record) for record in records]
+    records = [read_record(record) for record in records]
     if len(texts) != len(records):
         raise ValueError(f"There are {len(texts)} texts for {len(records)} records; each needs one.")
     values: dict[str, set[str]] = {}
@@ -107,7 +106,6 @@ def slots_realised(texts: Sequence[str], records: Sequence[str]) -> dict[str, fl
 
 def against_references(texts: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """BLEU (`sacrebleu`) and ROUGE-L (`rouge_score`, the best reference of each text), in percent."""
-    texts = check_texts(texts, "texts")
     if len(texts) != len(references) or not all(references):
         raise ValueError(f"There are {len(references)} lists of references for {len(texts)} texts; each needs one.")
     try:
