@@ -1,6 +1,7 @@
 """Likelihoods along other clocks, of texts of which a part is known, and of the clean stream."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tiny import LENGTH, MODELS, VOCAB, make_ids, make_model
 
 from diffusers_text_nfdm import RampClock
 from diffusers_text_nfdm.likelihood import estimate_likelihood, exact_likelihood, importance_weighted_bound
+from diffusers_text_nfdm.likelihood.estimation import moving_share
 
 
 TWO_STREAM = {"predictor": "two_stream", "prediction_type": "categorical"}
@@ -166,3 +168,18 @@ def test_exact_likelihood_of_the_clean_stream_is_the_sum_of_its_next_token_losse
 def test_a_model_without_next_tokens_has_no_exact_likelihood(options):
     with pytest.raises(ValueError, match="Only the clean stream of `predictor` 'two_stream'"):
         exact_likelihood(make_model("diffusion-lm", **options), make_ids(2))
+
+
+@pytest.mark.parametrize(
+    ("clock", "share"), [("shared", 1), ("ramp:9", 1), ("ramp:1000", 1), ("blocks:4", 1), ("blocks:4:random:99", 0.04)]
+)
+def test_a_clock_that_mostly_stands_still_is_warned_of(clock, share):
+    """Along `random:w` in a block of n tokens each moves for 1/(1 + w) of the time."""
+    model = make_model("nfdm", max_length=8, **TWO_STREAM)
+    assert moving_share(model, model.clock(clock)) == pytest.approx(share, abs=0.005)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        estimate_likelihood(model, torch.randint(VOCAB, (2, 8)), clock=clock, num_draws=2)
+    assert any("neither the estimate nor its error can be trusted" in str(one.message) for one in caught) == (
+        share < 1
+    )

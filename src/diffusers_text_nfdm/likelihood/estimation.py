@@ -5,6 +5,7 @@ Times and noise are random, every unknown position is counted, and every figure 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 
 TIME_SAMPLERS = ("pilot", "learned")
+# Below this share of the times with motion an estimate is not to be trusted; it is measured at so many.
+LEAST_MOVING = 0.5
+MOVING_TIMES = 512
 
 
 @torch.no_grad()
@@ -80,6 +84,13 @@ def estimate_likelihood(
             f"`time_sampler` is {time_sampler!r}; it must be one of {', '.join(map(repr, TIME_SAMPLERS))}."
         )
 
+    share_moving = moving_share(model, clock)
+    if share_moving < LEAST_MOVING:
+        warnings.warn(
+            f"Along the clock {str(clock)!r} a window is in motion at {share_moving:.1%} of the times only. Few draws "
+            "miss them, and neither the estimate nor its error can be trusted: take many more, or a less steep clock.",
+            stacklevel=2,
+        )
     generator = torch.Generator(model.device).manual_seed(seed)
     evaluations = len(input_ids) * num_draws
     with evaluation_mode(model):
@@ -157,6 +168,21 @@ def exact_likelihood(
     halves = torch.cat(nats)[:, None].expand(-1, 2)
     positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
     return in_units({"autoregressive": halves}, positions, tokens, chars, len(input_ids), protocol)
+
+
+def moving_share(model: TextDiffusionModel, clock: Clock) -> float:
+    """The share of the global times at which some token of a window is in motion, all windows alike."""
+    draws = model.draw(MOVING_TIMES, torch.Generator(model.device).manual_seed(0))
+    draws.uniforms = (torch.arange(MOVING_TIMES, device=model.device) + 0.5).to(draws.uniforms) / MOVING_TIMES
+    arguments = draws.uniforms[:, None], model.config.max_length, None, draws.order, None
+    if not model.has_windows(clock):
+        return (clock.single_times(*arguments).rate > 0).any(-1).double().mean().item()
+    times, windows = clock.parallel_times(*arguments)
+    moving = (times.rate > 0).long()
+    starts = windows.starts.expand(moving.shape)
+    per_window = torch.zeros_like(moving).scatter_add(1, starts, moving)
+    begins = torch.zeros_like(moving).scatter(1, starts, 1)
+    return ((per_window > 0).sum() / begins.sum()).item()
 
 
 def prepared_texts(
