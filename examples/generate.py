@@ -42,6 +42,8 @@ PICTURES = (".png", ".pdf", ".svg")
 OPTIONS = {
     "diffusion": (
         "prompt",
+        "condition",
+        "guidance_scale",
         "gen_length",
         "max_gap_length",
         "clock",
@@ -51,8 +53,8 @@ OPTIONS = {
         "top_p",
         "trajectory",
     ),  # fmt: skip
-    "masked": ("remasking", "block_size", "top_k", "top_p"),
-    "ancestral": (),
+    "masked": ("prompt", "condition", "gen_length", "max_gap_length", "remasking", "block_size", "top_k", "top_p"),
+    "ancestral": ("prompt", "condition"),
 }
 
 
@@ -76,6 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="a beginning, which is continued, or a text with [MASK] for each token to fill in, or one [GAP] of "
         "unknown length",
     )
+    parser.add_argument("--condition", help="what the texts are to obey, for a model with conditions")
+    parser.add_argument("--guidance_scale", type=float, help="above 1 a condition is obeyed more (default: 1)")
     parser.add_argument("--gen_length", type=int, help="tokens that continue a beginning (default: left to the model)")
     parser.add_argument("--max_gap_length", type=int, help="the most tokens that a gap is tried with (default: 16)")
     parser.add_argument("--num_samples", type=int, default=4, help="number of texts (default: 4)")

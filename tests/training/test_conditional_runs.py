@@ -62,7 +62,11 @@ def test_a_run_writes_a_pipeline_that_takes_conditions(records, tmp_path):
     output = pipe(condition="name[Blue Spice], area[centre]", num_inference_steps=8, guidance_scale=1.5)
     assert len(output.texts) == 1
     assert "nameValue" in pipe.tokenizer.get_vocab() and "Aromi" not in pipe.tokenizer.get_vocab()
-    assert any("train/jump" in step for step in metrics(tmp_path / "run"))
+    steps = metrics(tmp_path / "run")
+    assert any("train/jump" in step for step in steps)
+    evaluations = [step for step in steps if "validation/bound" in step]
+    for kind in ("prefix", "span", "scattered"):
+        assert all(0 < step[f"validation/bound_{kind}"] < step["validation/bound"] for step in evaluations)
 
 
 def test_resumed_equals_uninterrupted(records, tmp_path):

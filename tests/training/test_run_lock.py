@@ -9,7 +9,6 @@ import pytest
 
 from diffusers_text_nfdm.training import run_lock
 from diffusers_text_nfdm.training.run_lock import LOCK_FILE, RunLock, check_free, content, take
-from runs import environment
 
 
 # The module alone: the package takes long to import on a busy machine.

@@ -25,7 +25,7 @@ from transformers.utils import ModelOutput
 
 from ..conditions import drop_condition
 from ..files import write_file
-from ..likelihood import LikelihoodEstimate
+from ..likelihood import LikelihoodEstimate, estimate_likelihood
 from ..networks.compilation import compile_layers
 from ..pipelines import NFDMTextPipelineOutput
 from .arguments import CHANGEABLE_ON_RESUME, TrainingArguments
@@ -42,6 +42,7 @@ from .checkpoints import (
     write_folder,
 )
 from .families import model_family
+from .known_tokens import draw_known
 from .optimization import (
     ExponentialMovingAverage,
     build_optimizers,
@@ -367,6 +368,7 @@ class Trainer:
                 "validation/bound_error": estimate.nats_per_story.monte_carlo_error,
                 "validation/nats_per_token": estimate.nats_per_token.value,
                 "validation/bits_per_character": estimate.bits_per_character.value,
+                **self._bounds_of_known(),
             }
         )
         self._say(
@@ -382,6 +384,27 @@ class Trainer:
         """The bound of the released model on the first validation texts."""
         rows = self.data.validation_rows(num_texts)
         return self.family.likelihood(self.released, rows, draws or self.arguments.evaluation_draws)
+
+    def _bounds_of_known(self) -> dict[str, float]:
+        """The bound of validation texts of which tokens are given as in training, kind by kind, in nats per text."""
+        arguments = self.arguments
+        rows, bounds = self.data.validation_rows(arguments.evaluation_texts), {}
+        ids, length = rows["input_ids"].long(), arguments.condition_length
+        for kind in arguments.known_texts:
+            generator = torch.Generator().manual_seed(arguments.seed)
+            known = draw_known({kind: 1.0}, len(ids), ids.shape[1] - length, generator)
+            known = torch.nn.functional.pad(known, (length, 0), value=True)
+            estimate = estimate_likelihood(
+                self.released,
+                ids,
+                known=known,
+                num_draws=arguments.evaluation_draws,
+                time_sampler="learned",
+                batch_size=arguments.evaluation_batch_size,
+                seed=arguments.seed,
+            )
+            bounds[f"validation/bound_{kind}"] = estimate.nats_per_story.value
+        return bounds
 
     def pipeline(self):
         """A pipeline around the released model."""
