@@ -7,13 +7,12 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..clocks import check_known
 from ..models import evaluation_mode
 from ..models.token_choice import draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
 from ..pipelines.prompts import write_prompts
-from ..pipelines.samples import check_choice, check_samples, decode_texts, sample_generators
+from ..pipelines.samples import check_choice, check_given, check_samples, decode_texts, sample_generators
 from ..pipelines.token_writing import begins
 from .modeling import AutoregressiveModel
 
@@ -70,7 +69,10 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         check_samples(num_samples, batch_size, generator)
         choice = {"temperature": temperature, "min_p": min_p}
         check_choice(**choice)
-        self._check_given(num_samples, input_ids, known)
+        if check_given(num_samples, input_ids, known) and not begins(known).all():
+            raise ValueError(
+                "An autoregressive model continues a beginning; here are known tokens behind unknown ones."
+            )
         generators = sample_generators(num_samples, generator)
         starts = range(0, num_samples, batch_size)
         sequences, calls = [], 0
@@ -95,19 +97,6 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
             # One for each token up to END.
             calls=written.sum(-1),
         )
-
-    def _check_given(self, num_samples: int, input_ids: Tensor | None, known: Tensor | None) -> None:
-        if (input_ids is None) != (known is None):
-            raise ValueError("`input_ids` and `known` go together: token ids, and which of them are given.")
-        if input_ids is None:
-            return
-        if len(input_ids) != num_samples:
-            raise ValueError(f"`input_ids` has {len(input_ids)} rows for {num_samples} samples; each needs one.")
-        check_known(known, (num_samples, self.model.config.max_length))
-        if not begins(known).all():
-            raise ValueError(
-                "An autoregressive model continues a beginning; here are known tokens behind unknown ones."
-            )
 
     def _generate(
         self,

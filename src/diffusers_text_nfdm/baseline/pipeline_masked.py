@@ -10,13 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..checks import check_one_of, is_number
-from ..clocks import check_known
 from ..models import evaluation_mode
 from ..models.token_choice import draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
 from ..pipelines.prompts import write_prompts
-from ..pipelines.samples import check_choice, check_samples, decode_texts, sample_generators
+from ..pipelines.samples import check_choice, check_given, check_samples, decode_texts, sample_generators
 from .masked_modeling import MaskedDiffusionModel
 
 
@@ -100,7 +99,8 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
         check_one_of("remasking", remasking, REMASKING)
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         check_choice(**choice)
-        self._check_given(num_samples, input_ids, known)
+        if check_given(num_samples, input_ids, known):
+            model.check_inputs(input_ids, known)
         size = model.block_size(block_size) or model.config.max_length
         steps = self._steps(num_inference_steps, size)
         trained = model.config.trained_block_sizes
@@ -129,16 +129,6 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
             num_function_evaluations=int(calls.max()),
             calls=calls,
         )
-
-    def _check_given(self, num_samples: int, input_ids: Tensor | None, known: Tensor | None) -> None:
-        if (input_ids is None) != (known is None):
-            raise ValueError("`input_ids` and `known` go together: token ids, and which of them are given.")
-        if input_ids is None:
-            return
-        if len(input_ids) != num_samples:
-            raise ValueError(f"`input_ids` has {len(input_ids)} rows for {num_samples} samples; each needs one.")
-        check_known(known, input_ids.shape)
-        self.model.check_inputs(input_ids, known)
 
     def _steps(self, num_steps: int, size: int) -> list[int]:
         if not is_number(num_steps) or not isinstance(num_steps, int) or num_steps < 1:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..checks import check_one_of, is_number
-from ..clocks import Clock, check_known
+from ..clocks import Clock
 from ..schedulers import DraftVerifyScheduler, JumpScheduler, ReverseODEScheduler, TokenScheduler
 from ..tokenization import special_ids
-from .samples import check_samples, check_temperature
+from .samples import check_given, check_samples, check_temperature
 
 
 if TYPE_CHECKING:
@@ -124,13 +124,8 @@ def check_call(
         raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
     if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
         raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
-    if (input_ids is None) != (known is None):
-        raise ValueError("`input_ids` and `known` go together: token ids, and which of them are given.")
-    if input_ids is not None:
+    if check_given(num_samples, input_ids, known):
         pipeline.model.check_inputs(input_ids)
-        if len(input_ids) != num_samples:
-            raise ValueError(f"`input_ids` has {len(input_ids)} rows for {num_samples} samples; each needs one.")
-        check_known(known, input_ids.shape)
     draws_tokens = pipeline.scheduler.config.get("prediction") == "tokens"
     if draws_tokens and pipeline.model.config.prediction_type != "categorical":
         raise ValueError(

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..checks import is_number
+from ..clocks import check_known
 from ..conditions import text_tokens
 from ..tokenization import content_ids
 
@@ -32,6 +33,18 @@ def check_samples(num_samples: int, batch_size: int, generator: torch.Generator 
                 f"`generator` has {one!r}; it must be a `torch.Generator` or a list of them: "
                 "`torch.Generator().manual_seed(0)`."
             )
+
+
+def check_given(num_samples: int, input_ids: Tensor | None, known: Tensor | None) -> bool:
+    """Whether tokens are given; a ValueError where these are no token ids and known tokens of so many samples."""
+    if (input_ids is None) != (known is None):
+        raise ValueError("`input_ids` and `known` go together: token ids, and which of them are given.")
+    if input_ids is None:
+        return False
+    if len(input_ids) != num_samples:
+        raise ValueError(f"`input_ids` has {len(input_ids)} rows for {num_samples} samples; each needs one.")
+    check_known(known, input_ids.shape)
+    return True
 
 
 def check_temperature(temperature: float) -> None:

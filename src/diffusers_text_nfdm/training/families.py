@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -103,9 +102,8 @@ class DiffusionFamily:
             shared["cross_entropy"] = True
             draws.uniforms = draws.uniforms * largest_time(arguments, step)
             if arguments.known_texts:
-                known = draw_known(arguments.known_texts, batch_size, length - arguments.condition_length, generator)
-                # Of the text; a condition is known whatever is drawn.
-                known = F.pad(known, (arguments.condition_length, 0), value=True)
+                shares, condition_length = arguments.known_texts, arguments.condition_length
+                known = draw_known(shares, batch_size, length, generator, condition_length)
 
         def options(start: int, stop: int) -> dict[str, Any]:
             given = None if known is None else known[start:stop]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -10,12 +11,16 @@ from torch import Tensor
 KINDS = ("prefix", "span", "scattered")
 
 
-def draw_known(shares: dict[str, float], batch_size: int, length: int, generator: torch.Generator) -> Tensor:
+def draw_known(
+    shares: dict[str, float], batch_size: int, length: int, generator: torch.Generator, condition_length: int = 0
+) -> Tensor:
     """`(batch_size, length)`, the tokens that are known; a share of the texts for each kind, nothing in the others.
 
     `prefix`: a beginning of any length. `span`: all but a span of up to half the text. `scattered`: each token with a
-    probability that is drawn for the text. One token at least is unknown.
+    probability that is drawn for the text. One token at least is unknown. A condition, which is part of the length, is
+    known whatever is drawn.
     """
+    length -= condition_length
     draw = {"generator": generator, "device": generator.device}
     positions = torch.arange(length, device=generator.device)
     kind, amount, place = (torch.rand(batch_size, 1, **draw) for _ in range(3))
@@ -31,4 +36,4 @@ def draw_known(shares: dict[str, float], batch_size: int, length: int, generator
     for name, share in shares.items():
         known |= masks[name] & (kind >= below) & (kind < below + share)
         below += share
-    return known
+    return F.pad(known, (condition_length, 0), value=True)

@@ -389,11 +389,10 @@ class Trainer:
         """The bound of validation texts of which tokens are given as in training, kind by kind, in nats per text."""
         arguments = self.arguments
         rows, bounds = self.data.validation_rows(arguments.evaluation_texts), {}
-        ids, length = rows["input_ids"].long(), arguments.condition_length
+        ids = rows["input_ids"].long()
         for kind in arguments.known_texts:
             generator = torch.Generator().manual_seed(arguments.seed)
-            known = draw_known({kind: 1.0}, len(ids), ids.shape[1] - length, generator)
-            known = torch.nn.functional.pad(known, (length, 0), value=True)
+            known = draw_known({kind: 1.0}, *ids.shape, generator, arguments.condition_length)
             estimate = estimate_likelihood(
                 self.released,
                 ids,
