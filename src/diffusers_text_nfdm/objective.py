@@ -16,7 +16,8 @@ from torch import Tensor
 
 from .clocks import Windows
 from .forward_processes import Marginal, MovingMarginal
-from .models.token_choice import draw_from, noise_of
+from .models.prediction import Prediction
+from .models.token_choice import noise_of
 from .networks.dual import Dual
 from .networks.linear_cross_entropy import linear_cross_entropy
 from .networks.two_stream_predictor import Places
@@ -125,8 +126,8 @@ def cross_entropy(
 
 
 def jump_losses(
-    model: TextDiffusionModel, input_ids: Tensor, starts: Tensor, uniforms: Tensor, num_calls: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    model: TextDiffusionModel, input_ids: Tensor, starts: Tensor, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
     """What a jump over a window costs, `-log p(x_i | x_<start, u_start..u_i-1)` of every token of the text.
 
     Along the steepest clock from left to right a token goes from noise to text in one step, a draw by its noise u_i:
@@ -140,12 +141,10 @@ def jump_losses(
     Args:
         starts: where the window of each token starts, `(1 or batch, length)`.
         uniforms: v, `(batch, length)`.
-        num_calls: each call but the first reads the tokens that the one before it has drawn by their noise. The first
-            and the last are trained.
 
     Returns:
-        the losses of the first and of the last call, and those of the clean stream, `(batch, length - 1)` each, those
-        of a condition left out.
+        the losses of the jumps and those of the clean stream, `(batch, length - 1)` each, those of a condition left
+        out.
     """
     # START and the condition are given: the first window begins behind them.
     given = 1 + model.config.condition_length
@@ -153,27 +152,13 @@ def jump_losses(
     states, clean = model.read_clean(input_ids, None, detach_process=True)
     factors = model.next_token_factors(states[:, given - 1 : -1])
     next_token, _ = linear_cross_entropy(*factors, targets)
-    with torch.no_grad():
-        weights = _probabilities(factors)
+    with torch.no_grad(), torch.autocast(input_ids.device.type, enabled=False):
+        weights = torch.softmax(Prediction(factors=factors).logits, -1)
         noise = noise_of(weights, targets, uniforms[:, given:], model.token_order)
     positions = torch.arange(given, input_ids.shape[1], device=input_ids.device).expand(targets.shape)
     places = Places(positions, starts[:, given:].clamp_min(given).expand(targets.shape))
-    prediction = model.jump(noise, clean, places)
-    first, _ = linear_cross_entropy(*prediction.factors, targets)
-    for call in range(1, num_calls):
-        with torch.set_grad_enabled(torch.is_grad_enabled() and call == num_calls - 1):
-            guess = draw_from(_probabilities(prediction.factors), noise, model.token_order)
-            prediction = model.jump(noise, clean, places, guess)
-    last, _ = linear_cross_entropy(*prediction.factors, targets)
-    return first, last, next_token
-
-
-@torch.no_grad()
-def _probabilities(factors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """In float64, so that noise and tokens agree."""
-    states, weight, bias = (x.detach() for x in factors)
-    with torch.autocast(states.device.type, enabled=False):
-        return torch.softmax((states @ weight.T + bias).double(), -1)
+    jump, _ = linear_cross_entropy(*model.jump(noise, clean, places).factors, targets)
+    return jump, next_token
 
 
 def drift_matching(

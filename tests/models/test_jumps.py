@@ -27,8 +27,8 @@ def places(size: int) -> Places:
     return Places(POSITIONS, POSITIONS - (POSITIONS - 1) % size)
 
 
-def logits(model, input_ids, noise, size, guess=None):
-    return model.jump(noise, model.read_clean(input_ids)[1], places(size), guess).logits
+def logits(model, input_ids, noise, size):
+    return model.jump(noise, model.read_clean(input_ids)[1], places(size)).logits
 
 
 @given(st.integers(0, 2**31), st.integers(2, 40))
@@ -51,28 +51,21 @@ def test_over_draws_of_the_token_its_noise_is_uniform():
     assert kstest(noise_of(weights, tokens, uniforms[1], order).numpy(), "uniform").pvalue > 1e-4
 
 
-@pytest.mark.parametrize("with_guess", [False, True])
 @pytest.mark.parametrize("size", [2, 3, LENGTH])
-def test_a_token_sees_the_noise_of_those_before_it_in_its_window_and_the_clean_tokens_before_that(size, with_guess):
+def test_a_token_sees_the_noise_of_those_before_it_in_its_window_and_the_clean_tokens_before_that(size):
     model, input_ids = jumping_model(), make_ids(2)
     noise = torch.rand(2, LENGTH - 1, generator=seeded(1), dtype=torch.float64)
-    guess = make_ids(2)[:, 1:] if with_guess else None
-    before = logits(model, input_ids, noise, size, guess)
+    before = logits(model, input_ids, noise, size)
     starts = places(size).starts
     for j in range(LENGTH - 1):
         sees = (POSITIONS > POSITIONS[j]) & (starts == starts[j])
         other = noise.clone()
         other[:, j] = (noise[:, j] + 0.37) % 1
-        changed = (logits(model, input_ids, other, size, guess) != before).any(-1).any(0)
+        changed = (logits(model, input_ids, other, size) != before).any(-1).any(0)
         assert torch.equal(changed, sees)
-        if with_guess:
-            other = guess.clone()
-            other[:, j] = (guess[:, j] + 1) % VOCAB
-            changed = (logits(model, input_ids, noise, size, other) != before).any(-1).any(0)
-            assert torch.equal(changed, sees)
         other = input_ids.clone()
         other[:, j + 1] = (input_ids[:, j + 1] + 1) % VOCAB
-        changed = (logits(model, other, noise, size, guess) != before).any(-1).any(0)
+        changed = (logits(model, other, noise, size) != before).any(-1).any(0)
         assert torch.equal(changed, starts > POSITIONS[j])
 
 
@@ -125,48 +118,34 @@ def test_a_jump_over_one_token_is_the_clean_stream():
     assert torch.allclose(logits(model, input_ids, noise, 1), clean_logits(model, input_ids), atol=1e-12)
 
 
-def test_before_training_a_call_reads_a_guess_as_the_clean_stream_reads_text():
-    model, input_ids = jumping_model(), make_ids(3)
-    model.predictor.init_weights()
-    noise = torch.rand(3, LENGTH - 1, generator=seeded(1), dtype=torch.float64)
-    assert torch.allclose(
-        logits(model, input_ids, noise, LENGTH, input_ids[:, 1:]), clean_logits(model, input_ids), atol=1e-12
-    )
-
-
-@pytest.mark.parametrize("num_calls", [1, 2, 3])
-def test_the_loss_is_that_of_the_first_and_the_last_call_by_the_noise_that_leads_to_the_text(num_calls):
+def test_the_loss_is_that_of_a_jump_by_the_noise_that_leads_to_the_text():
     model, input_ids = jumping_model(), make_ids(3)
     uniforms = torch.rand(3, LENGTH, generator=seeded(2), dtype=torch.float64)
     starts = torch.tensor([[0, 0, 2, 2, 2]])
-    first, last, next_token = objective.jump_losses(model, input_ids, starts, uniforms, num_calls)
+    losses, next_token = objective.jump_losses(model, input_ids, starts, uniforms)
     targets, weights = input_ids[:, 1:], torch.softmax(clean_logits(model, input_ids), -1)
     noise = noise_of(weights, targets, uniforms[:, 1:], model.token_order)
     assert torch.equal(draw_from(weights, noise, model.token_order), targets)
     _, clean = model.read_clean(input_ids)
-    at, guess, losses = Places(POSITIONS, torch.tensor([1, 2, 2, 2])), None, []
-    for _ in range(num_calls):
-        log_p = torch.log_softmax(model.jump(noise, clean, at, guess).logits, -1)
-        guess = draw_from(log_p.exp(), noise, model.token_order)
-        losses.append(-log_p.gather(-1, targets[..., None])[..., 0])
-    assert torch.allclose(first, losses[0]) and torch.allclose(last, losses[-1])
+    log_p = torch.log_softmax(model.jump(noise, clean, Places(POSITIONS, torch.tensor([1, 2, 2, 2]))).logits, -1)
+    assert torch.allclose(losses, -log_p.gather(-1, targets[..., None])[..., 0])
     assert torch.allclose(next_token, -weights.gather(-1, targets[..., None])[..., 0].log())
 
 
 def test_a_step_on_jumps_trains_the_predictor_and_no_embedding():
     model, input_ids = jumping_model(clock="ramp:2"), make_ids(4)
-    output = model(input_ids, jump_calls=2, next_token_weight=0.5, generator=seeded(0))
+    output = model(input_ids, jumps=True, next_token_weight=0.5, generator=seeded(0))
     names = set(gradients(output.loss, model))
-    assert {"predictor.noise_embedding.linear_1.weight", "predictor.unread", "predictor.guessed"} <= names
+    assert {"predictor.noise_embedding.linear_1.weight", "predictor.noise_embedding.linear_2.bias"} <= names
     assert not any(name.startswith(("forward_process", "embeddings", "time_sampler")) for name in names)
     assert output.jump.shape == output.next_token.shape == (4,)
 
 
 def test_jumps_are_refused_where_there_are_none():
-    with pytest.raises(ValueError, match="`jump_calls` is 1, but this model has no `jumps`"):
-        make_model("nfdm", predictor="two_stream", prediction_type="categorical")(make_ids(2), jump_calls=1)
+    with pytest.raises(ValueError, match="`jumps` is True, but this model has no `jumps`"):
+        make_model("nfdm", predictor="two_stream", prediction_type="categorical")(make_ids(2), jumps=True)
     with pytest.raises(ValueError, match="`known` has no meaning for jumps"):
-        jumping_model()(make_ids(2), torch.eye(2, LENGTH, dtype=torch.bool), jump_calls=1)
+        jumping_model()(make_ids(2), torch.eye(2, LENGTH, dtype=torch.bool), jumps=True)
     with pytest.raises(ValueError, match="`jumps` is True with `predictor` 'bert'"):
         make_config("nfdm", jumps=True)
 

@@ -1,4 +1,4 @@
-"""Texts by jumps, alone and verified: the noise decides them."""
+"""Texts by jumps: the noise decides them."""
 
 import pytest
 import torch
@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from tiny import make_pipeline, seeded
 
-from diffusers_text_nfdm import DraftVerifyScheduler, JumpScheduler, jump_likelihood
+from diffusers_text_nfdm import JumpScheduler, exact_likelihood, jump_likelihood
 from diffusers_text_nfdm.likelihood.jumps import jump_nats
 from diffusers_text_nfdm.models.token_choice import draw_from, token_probabilities
+from diffusers_text_nfdm.networks.two_stream_predictor import TextCache
 from diffusers_text_nfdm.pipelines.jumps import token_noise
 
 
@@ -59,19 +60,19 @@ def test_what_is_cut_off_is_drawn_anew_and_the_rest_stays_what_its_noise_decides
     assert chisquare(counts, kept[kept > 0] * 40_000).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("block_size", [2, 3, 5])
-def test_verified_jumps_are_the_clean_streams_texts_with_the_same_noise(block_size):
-    pipe, z = pipeline(DraftVerifyScheduler(block_size, min_p=0.05, drafts="jumps")), latents(40)
+@pytest.mark.parametrize("jump_length", [1, 2, 3, 5])
+def test_without_a_limit_texts_are_the_clean_streams_with_the_same_noise(jump_length):
+    pipe, z = pipeline(JumpScheduler(jump_length, min_p=0.05)), latents(40)
     output = pipe(latents=z, output_type="seq")
     assert torch.equal(output.sequences, token_by_token(pipe, token_noise(z), min_p=0.05))
     ended = (output.sequences == 1).cumsum(1) - (output.sequences == 1).long() > 0
     written = (~ended).sum(1) - 1
-    assert (output.calls * block_size >= written).all() and (output.calls <= written).all()
+    assert (output.calls * jump_length >= written).all() and (output.calls <= written).all()
 
 
 @pytest.fixture(scope="module")
 def verified():
-    return pipeline(DraftVerifyScheduler(3, min_p=0.05, drafts="jumps"))
+    return pipeline(JumpScheduler(3, min_p=0.05))
 
 
 def beginnings(lengths, seed):
@@ -81,21 +82,30 @@ def beginnings(lengths, seed):
     return ids, torch.arange(LENGTH) < torch.tensor(lengths)[:, None], latents(len(lengths), seed)
 
 
-@given(st.lists(st.integers(1, LENGTH - 1), min_size=1, max_size=4), st.integers(2, LENGTH), st.integers(0, 2**31))
-@settings(max_examples=15, deadline=None)
-def test_verified_jumps_continue_any_beginnings_as_the_clean_stream_does(verified, lengths, block_size, seed):
-    verified.scheduler = DraftVerifyScheduler(block_size, min_p=0.05, drafts="jumps")
+@given(
+    st.lists(st.integers(1, LENGTH - 1), min_size=1, max_size=4),
+    st.integers(1, LENGTH),
+    st.one_of(st.none(), st.integers(1, LENGTH)),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_beginnings_are_continued_and_texts_do_not_depend_on_their_batch(verified, lengths, size, most, seed):
+    verified.scheduler = JumpScheduler(size, min_p=0.05)
     ids, known, z = beginnings(lengths, seed)
-    together = verified(input_ids=ids, known=known, latents=z, output_type="seq")
-    assert torch.equal(together.sequences, token_by_token(verified, token_noise(z), 0.05, ids, known))
-    # A text and its calls do not depend on the batch.
+    options = {"num_inference_steps": most, "output_type": "seq"}
+    together = verified(input_ids=ids, known=known, latents=z, **options)
+    assert torch.equal(together.sequences[known], ids[known])
+    if most is None:
+        assert torch.equal(together.sequences, token_by_token(verified, token_noise(z), 0.05, ids, known))
+    else:
+        assert (together.calls <= most).all()
     for i in range(len(lengths)):
         row = slice(i, i + 1)
-        alone = verified(input_ids=ids[row], known=known[row], latents=z[row], output_type="seq")
+        alone = verified(input_ids=ids[row], known=known[row], latents=z[row], **options)
         assert torch.equal(alone.sequences[0], together.sequences[i]) and alone.calls[0] == together.calls[i]
 
 
-def test_a_call_of_verified_jumps_is_one_pass_over_the_network(verified):
+def test_a_call_is_one_pass_over_the_network(verified):
     passes = []
     hook = verified.model.predictor.layers[0].register_forward_hook(lambda *_: passes.append(1))
     output = verified(num_samples=8, generator=seeded(0), output_type="seq", return_trajectory=True)
@@ -104,103 +114,106 @@ def test_a_call_of_verified_jumps_is_one_pass_over_the_network(verified):
     assert torch.equal(output.trajectory[-1][output.sequences != 3], output.sequences[output.sequences != 3])
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_verified_jumps_that_are_cut_off_are_the_beginnings_of_their_texts(verified, most):
-    verified.scheduler = DraftVerifyScheduler(3, min_p=0.05, drafts="jumps")
-    whole, cut = (
-        verified(latents=latents(20), num_inference_steps=calls, output_type="seq") for calls in (LENGTH, most)
-    )
-    written = cut.sequences != 3
-    assert torch.equal(cut.sequences[written], whole.sequences[written])
-    assert torch.equal(cut.calls, whole.calls.clamp_max(most))
-    # The first call has no draft to verify, so it writes one token after START.
-    assert (written.sum(1) <= 2 + 3 * (most - 1)).all() and (written.sum(1) > most).sum() > 0
+@torch.no_grad()
+def call_by_call(pipe, noise, fronts, min_p=0.05):
+    """Every call over the whole text: what was drawn, then noise, up to the front."""
+    model, scheduler, predictor = pipe.model, JumpScheduler(min_p=min_p), pipe.model.predictor
+    text = torch.zeros(noise.shape, dtype=torch.long)
+    for before, front in zip([1, *fronts], fronts):
+        positions = torch.arange(front - 1).expand(len(text), -1)
+        clean = predictor.clean_inputs(text, model.embed(text))
+        inputs = torch.where((torch.arange(LENGTH) < before)[:, None], clean, predictor.noise_inputs(noise))
+        states = predictor.read_on(inputs[:, : front - 1], positions, TextCache(predictor, len(text), LENGTH))
+        states, weight, bias = model.next_token_factors(states)
+        text[:, 1:front] = scheduler.draw_by_noise(states @ weight.T + bias, noise[:, 1:front], model.token_order)
+    ended = (text == 1).cumsum(1) - (text == 1).long() > 0
+    return text.masked_fill(ended, 3)
 
 
-def test_a_draft_of_the_clean_stream_itself_is_accepted_up_to_the_first_other_token():
-    scheduler, order = DraftVerifyScheduler(drafts="jumps"), torch.randperm(12, generator=seeded(1))
+@pytest.mark.parametrize(("most", "fronts"), [(1, [9]), (2, [5, 9]), (3, [4, 7, 9]), (4, [3, 5, 7, 9])])
+def test_a_limited_number_of_calls_draws_all_tokens_up_to_its_fronts(verified, most, fronts):
+    """With a jump length of 1 the fronts are those of the calls, but for texts of which more is verified."""
+    verified.scheduler, z = JumpScheduler(1, min_p=0.05), latents(40)
+    output = verified(latents=z, num_inference_steps=most, output_type="seq")
+    expected = call_by_call(verified, token_noise(z), fronts)
+    assert torch.equal(output.sequences, expected) and (output.calls <= most).all()
+    whole = token_by_token(verified, token_noise(z), min_p=0.05)
+    assert most == 1 or (output.sequences != whole).any()
+
+
+def test_tokens_are_verified_up_to_the_first_that_is_drawn_otherwise():
+    scheduler, order = JumpScheduler(), torch.randperm(12, generator=seeded(1))
     logits = torch.randn(4, 6, 12, generator=seeded(0), dtype=torch.float64)
     noise = torch.rand(4, 6, generator=seeded(2), dtype=torch.float64)
     right = scheduler.draw_by_noise(logits, noise, order)
-    for wrong in range(4):
-        draft = right[:, :3].clone()
+    drafted = (torch.arange(6) < 4).expand(4, -1)
+    for wrong in range(7):
+        draft = right.clone()
         draft[:, wrong:] = (draft[:, wrong:] + 1) % 12
-        accepted, tokens = scheduler.step_by_noise(draft, logits, noise, order)
-        assert (accepted == wrong).all() and torch.equal(tokens, right)
+        tokens, verified = scheduler.step(draft, drafted, logits, noise, order)
+        assert (verified == min(wrong, 4)).all() and torch.equal(tokens, right)
 
 
-def test_jumps_over_one_token_are_the_clean_streams_texts():
-    pipe, z = pipeline(JumpScheduler(jump_length=1)), latents(20)
-    assert torch.equal(pipe(latents=z, output_type="seq").sequences, token_by_token(pipe, token_noise(z)))
+def test_the_front_is_ahead_of_what_is_verified_and_in_time():
+    scheduler, given, verified = JumpScheduler(4), torch.tensor([1, 5]), torch.tensor([3, 17])
+    assert scheduler.front(1, None, given, verified, 20).tolist() == [7, 20]
+    assert scheduler.front(1, 2, given, verified, 20).tolist() == [11, 20]
+    assert scheduler.front(2, 2, given, given, 20).tolist() == [20, 20]
 
 
-def test_as_many_calls_as_tokens_correct_every_guess_of_an_untrained_model():
-    """Before training a further call is a step of the fixed-point iteration, which ends at the clean stream's text."""
-    pipe, z = pipeline(JumpScheduler(jump_length=LENGTH, calls_per_jump=LENGTH)), latents(20)
-    for name in ("linear_2.weight", "linear_2.bias"):
-        pipe.model.predictor.noise_embedding.get_parameter(name).data.zero_()
-    pipe.model.predictor.guessed.data.zero_()
-    output = pipe(latents=z, num_inference_steps=LENGTH, output_type="seq")
-    assert torch.equal(output.sequences, token_by_token(pipe, token_noise(z)))
-
-
-@pytest.mark.parametrize("calls_per_jump", [1, 2])
-def test_the_likelihood_of_jumps_is_that_of_their_texts(calls_per_jump):
-    """Texts of three tokens after START, by one jump: their frequencies, and the mean of `Π q` over the noise."""
-    pipe = pipeline(JumpScheduler(jump_length=3, calls_per_jump=calls_per_jump), max_length=4, eos_token_id=2)
-    output = pipe(num_samples=6000, batch_size=2000, generator=seeded(0), output_type="seq")
-    # END is never drawn before the last place, so that no text is cut.
-    whole = output.sequences[(output.sequences[:, 1:3] != 2).all(1)]
-    texts, counts = whole.unique(dim=0, return_counts=True)
+@pytest.mark.parametrize(("num_calls", "jump_length"), [(1, 1), (2, 1), (2, 2), (3, 1)])
+def test_the_likelihood_of_jumps_is_that_of_their_texts(num_calls, jump_length):
+    """Texts of up to three tokens after START: their frequencies, and the mean of `Π q` over the noise."""
+    pipe = pipeline(JumpScheduler(jump_length), max_length=4)
+    output = pipe(
+        num_samples=6000, batch_size=2000, num_inference_steps=num_calls, generator=seeded(0), output_type="seq"
+    )
+    texts, counts = output.sequences.unique(dim=0, return_counts=True)
     common = counts >= 25
     texts, counts = texts[common], counts[common].double()
     generator = seeded(1)
     with torch.no_grad():
-        draws = [jump_nats(pipe.model, texts, 3, calls_per_jump, generator) for _ in range(400)]
+        draws = [jump_nats(pipe.model, pipe.scheduler, texts, num_calls, generator) for _ in range(400)]
     nats = torch.stack(draws, dim=1)
     p = (-nats).exp().mean(1)
-    estimate = jump_likelihood(pipe.model, texts, jump_length=3, calls_per_jump=calls_per_jump, num_draws=40)
-    assert abs(estimate.nats_per_story.value - nats.mean()) < 6 * estimate.nats_per_story.monte_carlo_error
-    assert len(texts) > 20
+    options = {"num_inference_steps": num_calls, "jump_length": jump_length, "num_draws": 40}
+    estimate = jump_likelihood(pipe.model, texts, **options)
+    error = estimate.nats_per_story.monte_carlo_error
+    assert abs(estimate.nats_per_story.value - nats.mean()) < 6 * error + 1e-9
+    assert len(texts) > 10
     assert chisquare(counts, p / p.sum() * counts.sum()).pvalue > 1e-4
+    # They are most of all texts, as often as their probabilities say.
+    assert abs(p.sum() - counts.sum() / 6000) < 0.03
     # Jensen.
-    assert (nats.mean(1) >= -p.log()).all()
+    assert (nats.mean(1) >= -p.log() - 1e-12).all()
 
 
-def test_a_text_does_not_depend_on_its_batch_and_beginnings_are_kept():
-    pipe = pipeline(JumpScheduler(jump_length=3, calls_per_jump=2))
-    ids = torch.randint(4, 11, (6, LENGTH), generator=seeded(1))
-    ids[:, 0] = 0
-    known = torch.arange(LENGTH) < torch.tensor([1, 2, 3, 4, 5, 8])[:, None]
-    generators = [seeded(i) for i in range(6)]
-    together = pipe(input_ids=ids, known=known, generator=generators, output_type="seq")
-    assert torch.equal(together.sequences[known], ids[known])
-    for i in range(6):
-        alone = pipe(input_ids=ids[i : i + 1], known=known[i : i + 1], generator=[seeded(i)], output_type="seq")
-        assert torch.equal(alone.sequences[0], together.sequences[i])
-        assert alone.calls[0] == together.calls[i]
+def test_as_many_calls_as_tokens_have_the_likelihood_of_the_clean_stream():
+    pipe = pipeline(JumpScheduler(2))
+    texts = pipe(num_samples=10, generator=seeded(0), output_type="seq").sequences
+    # Without END every token counts.
+    texts = torch.where(texts == 1, 4, texts)
+    options = {"num_inference_steps": LENGTH - 1, "jump_length": 2}
+    jumps, clean = jump_likelihood(pipe.model, texts, **options), exact_likelihood(pipe.model, texts)
+    assert jumps.nats_per_story.value == pytest.approx(clean.nats_per_story.value, rel=1e-12)
+    assert jumps.nats_per_story.monte_carlo_error == pytest.approx(0, abs=1e-12)
 
 
 def test_calls_are_what_was_asked_for():
     pipe = pipeline(JumpScheduler())
-    assert pipe(num_samples=8, num_inference_steps=2, generator=seeded(0)).num_function_evaluations == 2
-    pipe.scheduler = JumpScheduler(calls_per_jump=2)
+    assert pipe(num_samples=8, num_inference_steps=1, generator=seeded(0)).num_function_evaluations == 1
+    pipe.scheduler = JumpScheduler(2)
     output = pipe(num_samples=8, num_inference_steps=4, generator=seeded(0), return_trajectory=True)
     assert output.num_function_evaluations == 4 and output.trajectory.shape == (4, 8, LENGTH)
-    with pytest.raises(ValueError, match="`num_inference_steps` is 1; with `calls_per_jump` 2"):
-        pipe(num_inference_steps=1)
     with pytest.raises(ValueError, match="`num_inference_steps` is 0; it must be an integer above 0"):
         pipe(num_inference_steps=0)
-    pipe.scheduler = JumpScheduler(jump_length=4)
-    assert pipe(num_samples=8, generator=seeded(0)).num_function_evaluations == 2
-    assert pipe(num_samples=8, num_inference_steps=4, generator=seeded(0)).num_function_evaluations == 4
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"jump_length": 0}, "`jump_length` is 0; it must be an integer of at least 1"),
-        ({"calls_per_jump": 1.5}, "`calls_per_jump` is 1.5"),
+        ({"jump_length": 1.5}, "`jump_length` is 1.5"),
         ({"temperature": 0}, "`temperature` is 0; it must be a number above 0"),
         ({"min_p": 1}, "`min_p` is 1"),
     ],
@@ -211,9 +224,8 @@ def test_bad_settings_are_refused(options, message):
 
 
 def test_a_model_without_jumps_is_refused():
-    for scheduler in (JumpScheduler(), DraftVerifyScheduler(drafts="jumps")):
-        with pytest.raises(ValueError, match="needs a model that can jump"):
-            pipeline_without = make_pipeline("nfdm", scheduler, torch.float64, **{**OPTIONS, "jumps": False})
-            pipeline_without()
-    with pytest.raises(ValueError, match="`drafts` is 'none'"):
-        DraftVerifyScheduler(drafts="none")
+    pipe = make_pipeline("nfdm", JumpScheduler(), torch.float64, **{**OPTIONS, "jumps": False})
+    with pytest.raises(ValueError, match="needs a model that can jump"):
+        pipe()
+    with pytest.raises(ValueError, match="The model cannot jump"):
+        jump_likelihood(pipe.model, torch.zeros(1, LENGTH, dtype=torch.long), num_inference_steps=2)

@@ -9,9 +9,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..checks import check_positive
-from ..models import TextDiffusionModel, evaluation_mode
+from ..models import Prediction, TextDiffusionModel, evaluation_mode
 from ..models.token_choice import draw_from, noise_of
-from ..networks.two_stream_predictor import Places
+from ..networks.two_stream_predictor import TextCache
+from ..schedulers import JumpScheduler
 from ..version import __version__
 from .estimation import prepared_texts
 from .quantities import LikelihoodEstimate, in_units
@@ -24,8 +25,8 @@ def jump_likelihood(
     num_tokens: Tensor | Sequence[int] | None = None,
     num_chars: Tensor | Sequence[int] | None = None,
     *,
-    jump_length: int,
-    calls_per_jump: int = 1,
+    num_inference_steps: int,
+    jump_length: int = 16,
     num_draws: int = 2,
     batch_size: int = 64,
     seed: int = 0,
@@ -33,22 +34,24 @@ def jump_likelihood(
 ) -> LikelihoodEstimate:
     """Estimate a bound of `-log p(x)` of texts that `JumpScheduler` draws, in the units of `estimate_likelihood`.
 
-    The noise of a text is latent. A token has the probability `q_i(x_i | u_<i)` that its noise falls where it decides
-    for it, and given the token its noise is uniform there. Drawn token by token, `Π_i q_i(x_i | u_<i)` has the mean
-    `p(x)`, so `-Σ_i log q_i(x_i | u_<i)` has a mean of at least `-log p(x)` (Jensen). A window takes as many calls as
-    it has tokens.
+    The noise of a text is latent. A token has the probability `q_i(x_i | u_<i)` that its noise falls where the last
+    call decides for it, and given the token its noise is uniform there. Drawn token by token, `Π_i q_i(x_i | u_<i)`
+    has the mean `p(x)`, so `-Σ_i log q_i(x_i | u_<i)` has a mean of at least `-log p(x)` (Jensen). With as many calls
+    as tokens it is the clean stream's `-log p(x)`. What is behind END is padding, whatever its noise.
 
     Args:
         input_ids: `(texts, max_length)`, padding included.
         num_tokens: real tokens of each text, for the units per token.
         num_chars: characters of each raw text, for bits per character.
-        jump_length, calls_per_jump: of the scheduler; its `temperature` is 1 and its `min_p` 0.
+        num_inference_steps: calls of the predictor.
+        jump_length: of the scheduler, whose `temperature` is 1 and whose `min_p` is 0.
         num_draws: draws of the noise per text, an even number.
     """
     input_ids, tokens, chars = prepared_texts(model, input_ids, num_tokens, num_chars, batch_size)
     if not model.config.jumps:
         raise ValueError("The model cannot jump: its config has `jumps` False.")
-    check_positive(jump_length=jump_length, calls_per_jump=calls_per_jump)
+    check_positive(num_inference_steps=num_inference_steps)
+    scheduler = JumpScheduler(jump_length)
     if num_draws < 2 or num_draws % 2:
         raise ValueError(f"`num_draws` is {num_draws}; it must be an even number of at least 2.")
     generator = torch.Generator(model.device).manual_seed(seed)
@@ -59,12 +62,12 @@ def jump_likelihood(
             rows = slice(start, start + batch_size)
             batch = input_ids[rows].to(model.device)
             for draw in range(num_draws):
-                nats = jump_nats(model, batch, jump_length, calls_per_jump, generator)
+                nats = jump_nats(model, scheduler, batch, num_inference_steps, generator)
                 halves[rows, draw % 2] += nats.cpu() / (num_draws // 2)
                 bar.update(len(batch))
     protocol = {
         "quantity": "upper bound of -log p(x) of jumps, noise random, every token after START counted",
-        "jumps": f"over {jump_length} tokens, {calls_per_jump} calls each",
+        "jumps": f"{num_inference_steps} calls, over {jump_length} tokens",
         "model": type(model).__name__,
         "texts": len(input_ids),
         "draws_per_text": num_draws,
@@ -74,29 +77,47 @@ def jump_likelihood(
         "version": __version__,
     }
     positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
-    calls = total * min(jump_length, input_ids.shape[1] - 1) * calls_per_jump
+    calls = total * num_inference_steps
     return in_units({"jumps": halves}, positions, tokens, chars, calls, protocol)
 
 
 def jump_nats(
-    model: TextDiffusionModel, input_ids: Tensor, jump_length: int, calls_per_jump: int, generator: torch.Generator
+    model: TextDiffusionModel, scheduler: JumpScheduler, input_ids: Tensor, num_calls: int, generator: torch.Generator
 ) -> Tensor:
-    """`-Σ_i log q_i(x_i | u_<i)` of each text for one draw of its noise, all windows at once, token by token."""
-    _, clean = model.read_clean(input_ids)
-    n, length = input_ids.shape
+    """`-Σ_i log q_i(x_i | u_<i)` of each text for one draw of its noise.
+
+    In no call a token depends on what is behind it. So all calls go from left to right side by side: the noise of
+    token i, by the last of them, then token i of each.
+    """
+    predictor, config, (n, length) = model.predictor, model.config, input_ids.shape
+    start = 1 + config.condition_length
     uniforms = torch.rand(n, length, generator=generator, device=input_ids.device, dtype=torch.float64)
-    noise, nats = torch.zeros_like(uniforms), uniforms.new_zeros(n)
-    given = 1 + model.config.condition_length
-    positions = torch.arange(given, length, device=input_ids.device)
-    inside = (positions - given) % jump_length
-    for token in range(min(jump_length, length - given)):
-        begun, own = positions[inside <= token], positions[inside == token]
-        places, guess = Places(begun, begun - inside[inside <= token]), None
-        for _ in range(calls_per_jump):
-            logits = model.jump(noise[:, begun], clean, places, guess).logits
-            weights = torch.softmax(logits.double(), -1)
-            guess = draw_from(weights, noise[:, begun], model.token_order)
-        weights, targets = weights[:, inside[inside <= token] == token], input_ids[:, own]
-        nats -= weights.gather(-1, targets[..., None])[..., 0].log().sum(-1)
-        noise[:, own] = noise_of(weights, targets, uniforms[:, own], model.token_order)
+    reader, cache = model.text_reader(uniforms[:, :1], 1), TextCache(predictor, num_calls * n, length)
+    ends = (input_ids == config.eos_token_id).long()
+    behind_end, nats = ends.cumsum(1) - ends > 0, uniforms.new_zeros(n)
+    calls, positions = torch.arange(num_calls + 1, device=input_ids.device)[:, None], torch.arange(length)
+    # Of the beginning and of each call: up to where it is drawn as in the call before, and up to where it is drawn. Of
+    # what may still grow this is the least that it can be.
+    agrees, drawn = (torch.full((num_calls + 1, n), start, device=input_ids.device) for _ in range(2))
+    inputs = reader.token_inputs[input_ids[:, :start]].repeat(num_calls, 1, 1)
+    for i in range(start, length):
+        at = positions[i - inputs.shape[1] : i].to(input_ids.device).expand(len(inputs), -1)
+        states = predictor.read_on(inputs, at, cache)[:, -1]
+        logits = Prediction(factors=model.next_token_factors(states)).logits
+        weights = torch.softmax(logits.double(), -1).unflatten(0, (num_calls, n))
+        token = input_ids[:, i]
+        nats -= weights[-1].gather(-1, token[:, None])[:, 0].log().masked_fill(behind_end[:, i], 0)
+        noise = noise_of(weights[-1], token, uniforms[:, i], model.token_order)
+        tokens = draw_from(weights, noise.expand(num_calls, -1), model.token_order)
+        tokens[-1] = token
+        verified = (agrees + 1).minimum(drawn)
+        inside = scheduler.front(calls[1:], num_calls, drawn[:1], verified[:-1], length) > i
+        inside = torch.cat([torch.zeros_like(inside[:1]), inside.cummax(0).values])
+        agrees[2:] += (agrees[2:] == i) & inside[1:-1] & (tokens[1:] == tokens[:-1])
+        drawn += inside
+        # Each call reads what the one before it drew.
+        before = torch.cat([tokens[:1], tokens[:-1]])
+        inputs = torch.where(
+            inside[:-1, :, None], reader.token_inputs[before], predictor.noise_inputs(noise.to(model.latent_dtype))
+        ).flatten(0, 1)[:, None]
     return nats

@@ -92,9 +92,9 @@ class Denoiser:
         inputs = z, t, nothing, self.embedding_table(), self.token_bias.to(z.dtype), context, shown, clean, places
         return self.prediction(self.predictor, *inputs, second_call=False)
 
-    def jump(self, noise: Tensor, clean: CleanTokens, places: Places, guess: Tensor | None = None) -> Prediction:
+    def jump(self, noise: Tensor, clean: CleanTokens, places: Places) -> Prediction:
         """`p(x_i | clean tokens before the window, noise of its tokens before i)`, for all tokens in one call."""
-        states = self.predictor.jump(noise.to(self.latent_dtype), clean, places, guess)
+        states = self.predictor.jump(noise.to(self.latent_dtype), clean, places)
         return Prediction(factors=self.next_token_factors(states))
 
     def text_reader(self, noise: Tensor, num_texts: int) -> TextReader:

@@ -219,7 +219,7 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         next_token_weight: float = 0.0,
         next_token_only: bool = False,
         cross_entropy: bool = False,
-        jump_calls: int = 0,
+        jumps: bool = False,
         return_dict: bool = True,
     ) -> TextDiffusionOutput | tuple:
         """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per text, or per
@@ -238,18 +238,17 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             next_token_only: nothing else.
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It
                 trains no embedding and no forward process; steps of the two are mixed in training.
-            jump_calls: instead of the bound, what jumps over the windows of the clock cost that take this many calls
-                each (`objective.jump_losses`).
+            jumps: instead of the bound, what jumps over the windows of the clock cost (`objective.jump_losses`).
         """
         self.check_inputs(input_ids, known, t)
-        self._check_options(cross_entropy, next_token_weight, next_token_only, jump_calls, known)
+        self._check_options(cross_entropy, next_token_weight, next_token_only, jumps, known)
         known = with_condition(known, input_ids, self.config.condition_length)
         if next_token_only:
             return self._next_token_output(input_ids, next_token_weight, return_dict)
         clock = self.clock(clock)
         draws = self.draw(len(input_ids), generator, input_ids.device) if draws is None else draws
-        if jump_calls:
-            return self._jump_output(input_ids, clock, draws, jump_calls, next_token_weight, return_dict)
+        if jumps:
+            return self._jump_output(input_ids, clock, draws, next_token_weight, return_dict)
         if t is None:
             times, windows = self.token_times(clock, draws, known)
         else:
@@ -276,14 +275,13 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         return output if return_dict else output.to_tuple()
 
     def _jump_output(
-        self, input_ids: Tensor, clock: Clock, draws: Draws, num_calls: int, weight: float, return_dict: bool
+        self, input_ids: Tensor, clock: Clock, draws: Draws, weight: float, return_dict: bool
     ) -> TextDiffusionOutput | tuple:
         windows = self.token_times(clock, draws)[1]
         starts = torch.zeros_like(input_ids[:1]) if windows is None else windows.starts
-        first, last, next_token = objective.jump_losses(self, input_ids, starts, draws.order, num_calls)
-        trained = last if num_calls == 1 else first + last
-        loss = (trained.sum() + weight * next_token.sum()) / len(input_ids)
-        output = TextDiffusionOutput(loss=loss, jump=last.sum(-1), next_token=next_token.sum(-1))
+        jump, next_token = objective.jump_losses(self, input_ids, starts, draws.order)
+        loss = (jump.sum() + weight * next_token.sum()) / len(input_ids)
+        output = TextDiffusionOutput(loss=loss, jump=jump.sum(-1), next_token=next_token.sum(-1))
         return output if return_dict else output.to_tuple()
 
     def token_times(
@@ -334,15 +332,13 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         cross_entropy: bool,
         next_token_weight: float,
         next_token_only: bool,
-        jump_calls: int,
+        jumps: bool,
         known: Tensor | None,
     ) -> None:
         config = self.config
-        if jump_calls < 0:
-            raise ValueError(f"`jump_calls` is {jump_calls}; it must be at least 0.")
-        if jump_calls and not config.jumps:
-            raise ValueError(f"`jump_calls` is {jump_calls}, but this model has no `jumps` in its config.")
-        if jump_calls and known is not None:
+        if jumps and not config.jumps:
+            raise ValueError("`jumps` is True, but this model has no `jumps` in its config.")
+        if jumps and known is not None:
             raise ValueError("`known` has no meaning for jumps, which go from left to right; leave it out.")
         if cross_entropy and config.prediction_type != "categorical":
             raise ValueError(

@@ -57,9 +57,10 @@ def noise_of(weights: Tensor, tokens: Tensor, uniforms: Tensor, order: Tensor) -
 
     It is `F(x-) + v p(x)` for uniform numbers v: over draws of the token it is uniform.
     """
-    cumulative, places = weights[..., order].cumsum(-1), order.argsort()[tokens][..., None]
-    upper, weight = cumulative.gather(-1, places)[..., 0], weights.gather(-1, tokens[..., None])[..., 0]
-    return (upper + (uniforms.to(weight) - 1) * weight) / cumulative[..., -1]
+    places = order.argsort()
+    before = torch.where(places < places[tokens][..., None], weights, 0).sum(-1)
+    weight = weights.gather(-1, tokens[..., None])[..., 0]
+    return (before + uniforms.to(weight) * weight) / weights.sum(-1)
 
 
 def draw_tokens(logits: Tensor, uniforms: Tensor | None, temperature: float = 1.0, **cuts) -> Tensor:

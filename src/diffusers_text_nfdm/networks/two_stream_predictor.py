@@ -271,8 +271,6 @@ class TwoStreamPredictor(nn.Module):
             self.second_call = nn.Parameter(torch.zeros(size))
         if config.jumps:
             self.noise_embedding = NoiseEmbedding(size)
-            # Beside the noise of a token: nothing, and the token that an earlier call guessed.
-            self.unread, self.guessed = (nn.Parameter(torch.zeros(size)) for _ in range(2))
         self.self_condition = None if self.reads_tokens else self_condition_input(config)
         self.context = None if context_dim is None else nn.Linear(context_dim, size)
         self.layers = nn.ModuleList(PredictorLayer(config) for _ in range(config.num_hidden_layers))
@@ -296,8 +294,6 @@ class TwoStreamPredictor(nn.Module):
         if self.config.jumps:
             init.zeros_(self.noise_embedding.linear_2.weight)
             init.zeros_(self.noise_embedding.linear_2.bias)
-            init.zeros_(self.unread)
-            init.zeros_(self.guessed)
 
     @torch.no_grad()
     def set_token_rows(self, rows: Tensor) -> None:
@@ -374,7 +370,7 @@ class TwoStreamPredictor(nn.Module):
             before = torch.where((first & (places.starts > 0))[..., None], last, before)
         return before + self.own_input(own).masked_fill(held[..., None], 0)
 
-    def jump(self, noise: Tensor, clean: CleanTokens, places: Places, guess: Tensor | None = None) -> Tensor:
+    def jump(self, noise: Tensor, clean: CleanTokens, places: Places) -> Tensor:
         """States of windows that are read from left to right, by the noise of their tokens instead of the tokens.
 
         The state that predicts token i sees the clean tokens before its window and the noise of the window's tokens
@@ -383,9 +379,8 @@ class TwoStreamPredictor(nn.Module):
         Args:
             noise: `(batch, tokens)` in [0, 1].
             places: where the tokens stand. The tokens of a window follow one another.
-            guess: `(batch, tokens)`, the tokens as an earlier call guessed them, which are read as well.
         """
-        own = self.noise_inputs(noise, guess)
+        own = self.noise_inputs(noise)
         starts, positions = (x.expand(noise.shape) for x in (places.starts, places.positions))
         index = (starts - 1).clamp(0, len(clean) - 1)[..., None].expand_as(own)
         first = (positions == starts)[..., None]
@@ -395,12 +390,9 @@ class TwoStreamPredictor(nn.Module):
         before = torch.arange(len(clean), device=noise.device) < starts[..., None] - 1
         return self._layers(x, torch.cat([before, seen], dim=-1), positions - 1, clean.keys_values)[0]
 
-    def noise_inputs(self, noise: Tensor, guess: Tensor | None = None) -> Tensor:
-        """What a jump reads of tokens: their noise, and beside it a guess or nothing."""
-        # A guess is read as clean tokens are, and nothing as what has not begun.
-        time = self.time_embedding(Dual(noise.new_full((1, 1), float(guess is None)))).value
-        own = self.noise_embedding(noise) + time
-        return own + (self.unread if guess is None else self.guessed + self.token_rows(guess))
+    def noise_inputs(self, noise: Tensor) -> Tensor:
+        """What a jump reads of tokens: their noise, at time 1."""
+        return self.noise_embedding(noise) + self.time_embedding(Dual(noise.new_ones(1, 1))).value
 
     def clean_inputs(self, ids: Tensor, embeddings: Tensor) -> Tensor:
         """What is read of clean tokens."""

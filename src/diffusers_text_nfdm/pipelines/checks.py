@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checks import check_one_of, is_number
 from ..clocks import Clock
-from ..schedulers import DraftVerifyScheduler, JumpScheduler, ReverseODEScheduler, TokenScheduler
+from ..schedulers import JumpScheduler, ReverseODEScheduler, TokenScheduler
 from ..tokenization import special_ids
 from .samples import check_given, check_samples, check_temperature
 
@@ -50,7 +50,6 @@ def check_token_scheduler(pipeline: NFDMTextPipeline, num_calls: int | None, **g
             f"this one has {config.predictor!r} and {config.prediction_type!r}."
         )
     jumps = isinstance(scheduler, JumpScheduler)
-    jumps |= isinstance(scheduler, DraftVerifyScheduler) and scheduler.config.drafts == "jumps"
     if jumps and not config.jumps:
         raise ValueError(f"{name} needs a model that can jump; this one has `jumps` False in its config.")
     if num_calls is not None and (not is_number(num_calls) or not isinstance(num_calls, int) or num_calls < 1):

@@ -110,10 +110,10 @@ class GuidedModel:
         own = self.model.predict_unseen(clean.own, places, context)
         return self._guided(own, self.weaker.predict_unseen(clean.weaker, places, context))
 
-    def jump(self, noise: Tensor, clean: GuidedTokens, places: Places, guess: Tensor | None = None) -> Prediction:
+    def jump(self, noise: Tensor, clean: GuidedTokens, places: Places) -> Prediction:
         """As in `Denoiser`."""
-        own = self.model.jump(noise, clean.own, places, guess)
-        return self._guided(own, self.weaker.jump(noise, clean.weaker, places, guess))
+        own = self.model.jump(noise, clean.own, places)
+        return self._guided(own, self.weaker.jump(noise, clean.weaker, places))
 
     def in_condition(self, positions: Tensor) -> Tensor:
         """Which of the positions the weaker model does not see."""

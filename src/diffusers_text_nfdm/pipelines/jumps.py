@@ -1,14 +1,14 @@
-"""Writing texts by jumps over windows of tokens."""
+"""Writing texts by jumps: drawing tokens by their noise, and verifying them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..models import TextDiffusionModel
-from ..networks.two_stream_predictor import Places
+from ..models import Prediction, TextDiffusionModel
 from ..schedulers import JumpScheduler
 
 
@@ -21,56 +21,58 @@ def write_jumps(
     model: TextDiffusionModel,
     scheduler: JumpScheduler,
     noise: Tensor,
-    length: int,
+    num_calls: int | None = None,
     given: Tensor | None = None,
     num_given: Tensor | None = None,
-    on_call: Callable[[Tensor, Tensor], None] = lambda tokens, written: None,
+    on_call: Callable[[Tensor, Tensor], None] = lambda tokens, verified: None,
 ) -> tuple[Tensor, Tensor]:
     """Token ids `(batch, max_length)`, and how many calls of the predictor each text took.
 
     Args:
         noise: `(batch, max_length)`.
-        length: tokens of a window.
+        num_calls: the most that a text may take; by default it takes as many as verify it.
         given: token ids `(batch, max_length)` of which the first `num_given`, `(batch,)`, are the beginnings of the
             texts.
-        on_call: gets the texts and the number of tokens that are written, after every call.
+        on_call: gets the texts and the number of tokens that are verified, after every call.
     """
-    config, device, (n, end) = model.config, noise.device, noise.shape
-    positions = torch.arange(end, device=device)
-    text = torch.full((n, end), config.pad_token_id, device=device)
+    config, device, (n, length) = model.config, noise.device, noise.shape
+    # Texts are ahead of one another: room for what is read of one beyond its end.
+    noise = F.pad(noise, (0, length))
+    positions = torch.arange(2 * length, device=device)
+    text = torch.full(noise.shape, config.pad_token_id, device=device)
     text[:, 0] = config.bos_token_id
-    written = torch.ones(n, dtype=torch.long, device=device)
+    verified = torch.ones(n, dtype=torch.long, device=device)
     if given is not None:
-        written = num_given.clone()
-        text = torch.where(positions < written[:, None], given, text)
-    calls, clean, kept = torch.zeros_like(written), None, 0
+        verified = num_given.clone()
+        text[:, :length] = torch.where(positions[:length] < verified[:, None], given, text[:, :length])
+    begun, front, read, calls = verified.clone(), verified.clone(), torch.zeros_like(verified), 0
+    num_calls_of = torch.zeros_like(verified)
     # The texts that are not finished; the others take no part in a call.
-    rows = (written < end).nonzero()[:, 0]
-    while len(rows):
-        begun, lowest = written[rows], int(written[rows].min())
-        if kept < lowest:
-            _, clean = model.read_clean(text[rows, kept:lowest], clean)
-            kept = lowest
-        # Texts with other beginnings are ahead of one another; what not all have is read anew.
-        seen, highest = clean, int(begun.max())
-        if highest > lowest:
-            _, seen = model.read_clean(text[rows, lowest:highest], clean)
-        window = begun[:, None] + torch.arange(length, device=device)
-        places = Places(window.clamp_max(end), begun[:, None].expand(window.shape))
-        own_noise = noise[rows[:, None], window.clamp_max(end - 1)]
-        guess, last = None, scheduler.config.calls_per_jump - 1
-        for call in range(last + 1):
-            logits = model.jump(own_noise, seen, places, guess).logits
-            guess = scheduler.step(logits, own_noise, model.token_order)
-            calls[rows] += 1
-            inside = window < end
-            at = rows[:, None].expand(window.shape)[inside], window[inside]
-            text[at] = guess[inside]
-            if call == last:
-                written[rows] = (begun + length).clamp_max(end)
-            on_call(text, written)
-        ended = ((text[rows] == config.eos_token_id) & (positions < written[rows, None])).any(-1)
-        going = ~ended & (written[rows] < end)
-        rows, clean = rows[going], clean.rows(going)
-    after_end = (text == config.eos_token_id).cumsum(1) - (text == config.eos_token_id).long() > 0
-    return text.masked_fill(after_end, config.pad_token_id), calls
+    rows = (verified < length).nonzero()[:, 0]
+    reader = model.text_reader(noise, len(rows))
+    while len(rows) and calls != num_calls:
+        calls += 1
+        first, drawn = verified[rows], front[rows]
+        end = scheduler.front(calls, num_calls, begun[rows], first, length).maximum(drawn)
+        # What is read anew: from the last verified token, or in the first call from START, up to the front.
+        unread, ahead = first - read[rows], int((end - first).max())
+        at = rows[:, None], read[rows, None] + positions[: int(unread.max()) + ahead - 1]
+        states = reader.read(text[at], at[1] < drawn[:, None], at)
+        after = (unread - 1)[:, None] + positions[:ahead]
+        states = states.gather(1, after[..., None].expand(-1, -1, states.shape[-1]))
+        logits = Prediction(factors=model.next_token_factors(states)).logits
+        new = rows[:, None], first[:, None] + positions[:ahead]
+        draft, inside = text[new], new[1] < end[:, None]
+        tokens, accepted = scheduler.step(draft, new[1] < drawn[:, None], logits, noise[new], model.token_order)
+        text[new] = torch.where(inside, tokens, draft)
+        front[rows], verified[rows] = end, (first + accepted + 1).minimum(end)
+        read[rows], num_calls_of[rows] = verified[rows] - 1, calls
+        on_call(text[:, :length], verified)
+        ended = ((text[rows] == config.eos_token_id) & (positions < verified[rows, None])).any(-1)
+        going = ~ended & (verified[rows] < length)
+        if not going.all():
+            rows = rows[going]
+            reader.keep(going)
+    text = text[:, :length]
+    ends = (text == config.eos_token_id).long()
+    return text.masked_fill(ends.cumsum(1) - ends > 0, config.pad_token_id), num_calls_of

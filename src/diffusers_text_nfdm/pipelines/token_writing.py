@@ -18,7 +18,6 @@ from ..schedulers import (
 from .draft_verify import write_verified
 from .jumps import token_noise, write_jumps
 from .refinement import write_refined
-from .verified_jumps import write_verified_jumps
 
 
 if TYPE_CHECKING:
@@ -67,11 +66,7 @@ def write_tokens(
         )
     num_given = None if batch.known is None else batch.known.sum(-1)
     if isinstance(scheduler, JumpScheduler):
-        length = scheduler.window_length(num_calls, model.config.max_length)
-        return write_jumps(model, scheduler, token_noise(batch.z), length, batch.given, num_given, on_call)
-    if scheduler.config.drafts == "jumps":
-        noise = token_noise(batch.z)
-        return write_verified_jumps(model, scheduler, noise, num_calls, batch.given, num_given, on_call)
+        return write_jumps(model, scheduler, token_noise(batch.z), num_calls, batch.given, num_given, on_call)
     return write_verified(
         model, scheduler, batch.generators, batch.context, num_calls, batch.given, num_given, on_call
     )

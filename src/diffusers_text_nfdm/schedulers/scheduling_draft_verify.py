@@ -9,12 +9,8 @@ from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
-from ..checks import check_one_of
 from ..models.token_choice import draw_from
 from .token_scheduler import TokenScheduler
-
-
-DRAFTS = ("independent", "jumps")
 
 
 class Verdict(NamedTuple):
@@ -40,28 +36,16 @@ class DraftVerifyScheduler(TokenScheduler):
     One call of the predictor reads the text with its draft, which verifies it, and makes the next draft: a block of
     tokens of which nothing is seen, for every place where the present draft may end.
 
-    With `drafts="jumps"`, for a model with `jumps`, every token has noise that decides it, and a draft is a jump
-    (`JumpScheduler`). One call reads from left to right
-
-        the last token that is written, the draft, the noise of the tokens behind the draft,
-
-    and draws by its noise the token that follows each of them. Those drawn from the draft are the clean stream's as
-    long as the draft agrees with them: they are accepted up to the first that differs, which is the right one. All
-    that are drawn behind it are the next draft. So a text is the clean stream's with the same noise, token by token;
-    the tokens of a draft agree with each other, so that more of them are accepted.
-
     Args:
         block_size: tokens that a call may write at most.
-        drafts: `"independent"` or `"jumps"`.
         temperature: of the distribution that tokens are drawn from.
         min_p: tokens with less than this share of the probability of the most probable one are not drawn.
     """
 
     @register_to_config
-    def __init__(self, block_size: int = 8, temperature: float = 1.0, min_p: float = 0.0, drafts: str = "independent"):
+    def __init__(self, block_size: int = 8, temperature: float = 1.0, min_p: float = 0.0):
         self._check_choice()
         self._check_count("block_size", block_size, least=2)
-        check_one_of("drafts", drafts, DRAFTS)
 
     def step(self, draft: Tensor, q: Tensor, p: Tensor, uniforms: Tensor) -> Verdict:
         """Verify drafts of K tokens.
@@ -79,22 +63,3 @@ class DraftVerifyScheduler(TokenScheduler):
         drafted = torch.cat([q, torch.zeros_like(q[:, :1])], dim=1)[rows, accepted]
         rest = (p[rows, accepted] - drafted).clamp_min(0)
         return Verdict(accepted, draw_from(rest, uniforms[:, -1]))
-
-    def step_by_noise(
-        self, draft: Tensor, logits: Tensor, noise: Tensor, token_order: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Verify drafts of K tokens that were drawn by their noise.
-
-        Args:
-            draft: tokens `(batch, K)`.
-            logits: of the draft's tokens and of the one behind them by the clean stream, and of any that follow,
-                `(batch, tokens, vocab)`.
-            noise: of all these tokens, `(batch, tokens)`.
-
-        Returns:
-            how many tokens of each draft stay, `(batch,)`, and the tokens that were drawn, `(batch, tokens)`: the
-            first ones are the draft's, the one behind them is right, too, and the others are the next draft.
-        """
-        tokens = self.draw_by_noise(logits, noise, token_order)
-        accepted = (tokens[:, : draft.shape[1]] == draft).long().cumprod(-1).sum(-1)
-        return accepted, tokens

@@ -1,8 +1,6 @@
-"""Jumps: windows of tokens that are written in one call each, by the noise that decides them."""
+"""Jumps: all tokens up to a front are drawn in every call, by the noise that decides them."""
 
 from __future__ import annotations
-
-import math
 
 from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for this name here)
 from diffusers.configuration_utils import register_to_config
@@ -11,55 +9,59 @@ from torch import Tensor
 from .token_scheduler import TokenScheduler
 
 
-# Of a text, where neither their length nor the number of calls is given.
-JUMPS = 16
-
-
 class JumpScheduler(TokenScheduler):
-    """A text is a row of windows. The tokens of a window are drawn in one call, each by its own noise u_i:
+    """Every token has noise u_i that decides it, and the text of given noise is the solution x of
 
-        x_i = F⁻¹(u_i),   F the cumulative distribution of p(x_i | x_<start, u_start..u_i-1).
+        x_i = F⁻¹(u_i | x_<i),   F the cumulative distribution of the clean stream's p(x_i | x_<i).
 
-    The noise of the window's tokens before i says what they will be. So tokens of one call agree with each other,
-    which independent draws cannot. With `calls_per_jump` above 1 a further call reads the tokens that the one before
-    it has drawn, beside their noise, and draws them anew.
+    One call reads from left to right
+
+        the tokens that were drawn before, and behind them the noise of those that were not, up to a front,
+
+    and draws by its noise the token that follows each of them. So tokens before the front are steps of the fixed-point
+    iteration `x ← F⁻¹(u | x)`, and those at the front are a jump: what the tokens before them will be is in their
+    noise, so that they agree, though none was known.
+
+    A token that is drawn as before, as all tokens before it are, is *verified*: it is the clean stream's, and so is
+    the one behind it. Call c of `num_inference_steps` N moves the front to
+
+        max(verified + jump_length, given + c (L - given) / N)
+
+    in a text of L tokens, of which some may be given. A text ends when all of it is verified, or after N calls.
+    Without a limit it is the clean stream's, token by token.
 
     It needs a model with `jumps`.
 
     Args:
-        jump_length: tokens of a window, where a call of the pipeline does not say `num_inference_steps`; `None` for a
-            sixteenth of the text.
-        calls_per_jump: calls for each window.
+        jump_length: tokens that are drawn behind those that are verified, at least.
         temperature: of the distribution that tokens are drawn from.
         min_p: tokens with less than this share of the probability of the most probable one are not drawn.
     """
 
     @register_to_config
-    def __init__(
-        self,
-        jump_length: int | None = None,
-        calls_per_jump: int = 1,
-        temperature: float = 1.0,
-        min_p: float = 0.0,
-    ):
+    def __init__(self, jump_length: int = 16, temperature: float = 1.0, min_p: float = 0.0):
         self._check_choice()
-        self._check_count("calls_per_jump", calls_per_jump)
-        if jump_length is not None:
-            self._check_count("jump_length", jump_length)
+        self._check_count("jump_length", jump_length)
 
-    def window_length(self, num_inference_steps: int | None, max_length: int) -> int:
-        """Tokens of a window of a text of `max_length` tokens, the first of them START."""
-        if num_inference_steps is None and self.config.jump_length is not None:
-            return self.config.jump_length
-        calls = JUMPS * self.config.calls_per_jump if num_inference_steps is None else num_inference_steps
-        windows = calls // self.config.calls_per_jump
-        if windows < 1:
-            raise ValueError(
-                f"`num_inference_steps` is {num_inference_steps}; with `calls_per_jump` {self.config.calls_per_jump} "
-                "it must be at least that."
-            )
-        return math.ceil((max_length - 1) / windows)
+    def front(self, call: int, num_calls: int | None, given: Tensor, verified: Tensor, length: int) -> Tensor:
+        """Where the tokens end that a call draws, the first one having number 1, `(batch,)`."""
+        front = verified + self.config.jump_length
+        if num_calls is not None:
+            front = front.maximum(given + ((length - given) * call / num_calls).ceil().long())
+        return front.clamp_max(length)
 
-    def step(self, logits: Tensor, noise: Tensor, token_order: Tensor) -> Tensor:
-        """Tokens `(...)` from logits `(..., vocab)` and their noise `(...)`, in the model's order of tokens."""
-        return self.draw_by_noise(logits, noise, token_order)
+    def step(self, draft: Tensor, drafted: Tensor, logits: Tensor, noise: Tensor, token_order: Tensor) -> tuple:
+        """Draw tokens, and verify those that were drawn before.
+
+        Args:
+            draft: tokens behind those that are verified, `(batch, tokens)`.
+            drafted: which of them were drawn before, `(batch, tokens)`.
+            logits: `(batch, tokens, vocab)`.
+            noise: `(batch, tokens)`.
+
+        Returns:
+            the tokens, `(batch, tokens)`, and how many of the draft's are verified, `(batch,)`; the one behind these
+            is right, too.
+        """
+        tokens = self.draw_by_noise(logits, noise, token_order)
+        return tokens, ((tokens == draft) & drafted).long().cumprod(-1).sum(-1)

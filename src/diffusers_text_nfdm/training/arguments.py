@@ -375,7 +375,6 @@ class TrainingArguments:
             jumping = {
                 "jump_clocks": bool(self.jump_clocks),
                 "scheduler": self.scheduler == "JumpScheduler",
-                "scheduler_config": self.scheduler_config.get("drafts") == "jumps",
                 "frontier": any("jump" in sampling for sampling in self.frontier.values()),
             }
             for name in (name for name, needed in jumping.items() if needed):

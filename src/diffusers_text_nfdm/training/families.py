@@ -114,11 +114,11 @@ class DiffusionFamily:
     def _jump_options(
         self, model: TextDiffusionModel, draws: Draws, generator: torch.Generator
     ) -> Callable[[int, int], dict[str, Any]]:
-        """A step on jumps: over windows of a clock, with one or two calls that correct the first one's guess."""
+        """A step on jumps over the windows of a clock."""
         shared = {
             "clock": model.clock(draw_clock(self.arguments.jump_clocks, generator)),
             "next_token_weight": self.arguments.next_token_weight,
-            "jump_calls": int(torch.randint(2, 4, (), generator=generator, device=generator.device)),
+            "jumps": True,
         }
         return lambda start, stop: {"draws": draws.slice(start, stop), **shared}
 

@@ -62,11 +62,12 @@ def _likelihood(
     if isinstance(scheduler, DraftVerifyScheduler):
         return "clean stream", lambda texts: exact_likelihood(model, **texts)
     if isinstance(scheduler, JumpScheduler):
-        length = scheduler.window_length(sampling.num_inference_steps, model.config.max_length)
-        jumps = {"jump_length": length, "calls_per_jump": scheduler.config.calls_per_jump}
-        name = f"jumps of {length}" + (f", {jumps['calls_per_jump']} calls" if jumps["calls_per_jump"] > 1 else "")
-        options = {"batch_size": trainer.arguments.evaluation_batch_size, "seed": trainer.arguments.seed, **jumps}
-        return name, lambda texts: jump_likelihood(model, **texts, **options)
+        calls, length = sampling.num_inference_steps, scheduler.config.jump_length
+        if calls >= model.config.max_length - 1:
+            return "clean stream", lambda texts: exact_likelihood(model, **texts)
+        options = {"num_inference_steps": calls, "jump_length": length, "seed": trainer.arguments.seed}
+        options["batch_size"] = trainer.arguments.evaluation_batch_size
+        return f"jumps, {calls} calls", lambda texts: jump_likelihood(model, **texts, **options)
     if isinstance(scheduler, RefinementScheduler):
         # It chooses its order by what it sees.
         return "an order of its own", None
