@@ -21,13 +21,11 @@ from diffusers_text_nfdm.metrics.sampling import Sampling
 
 BATCHES = (1, 16, 64)
 JUMPS = (
-    "draft:64:drafts=jumps:block_size=8:min_p=0.02",
-    "draft:64:drafts=jumps:block_size=16:min_p=0.02",
-    "jump:32:calls_per_jump=2:min_p=0.02",
+    "jump:64:min_p=0.02",
+    "jump:64:jump_length=8:min_p=0.02",
     "jump:16:min_p=0.02",
-    "jump:16:calls_per_jump=2:min_p=0.02",
     "jump:8:min_p=0.02",
-    "jump:8:calls_per_jump=2:min_p=0.02",
+    "jump:6:min_p=0.02",
     "jump:4:min_p=0.02",
 )
 CLOCKS = (

@@ -34,8 +34,8 @@ SCHEDULERS = {
     "reverse-sde": (ReverseSDEScheduler, "volatility_scale"),
     "reverse-ode": (ReverseODEScheduler, "method"),
     "refinement": (RefinementScheduler, "entropy_budget"),
-    "jump": (JumpScheduler, "calls_per_jump"),
-    "draft-verify": (DraftVerifyScheduler, "drafts"),
+    "jump": (JumpScheduler, "jump_length"),
+    "draft-verify": (DraftVerifyScheduler, None),
 }
 PICTURES = (".png", ".pdf", ".svg")
 # What only some pipelines have, by their kind.
@@ -83,15 +83,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--gen_length", type=int, help="tokens that continue a beginning (default: left to the model)")
     parser.add_argument("--max_gap_length", type=int, help="the most tokens that a gap is tried with (default: 16)")
     parser.add_argument("--num_samples", type=int, default=4, help="number of texts (default: 4)")
-    parser.add_argument("--steps", type=int, help="steps of the scheduler (default: 16 of jump, else 64)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="steps of the scheduler (default: 64; of one that writes tokens, as many as it needs)",
+    )
     parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
     parser.add_argument("--scheduler", choices=SCHEDULERS, help="default: the checkpoint's own")
     parser.add_argument("--noise_fraction", type=fraction, help="share of new noise of markov-chain: 0 to 1, or snr")
     parser.add_argument("--volatility_scale", type=float, help="factor on g of reverse-sde")
     parser.add_argument("--method", choices=("euler", "heun", "adaptive"), help="method of reverse-ode")
     parser.add_argument("--entropy_budget", type=float, help="nats that refinement may be off in a step")
-    parser.add_argument("--calls_per_jump", type=int, help="calls for each jump")
-    parser.add_argument("--drafts", choices=("independent", "jumps"), help="drafts of draft-verify")
+    parser.add_argument("--jump_length", type=int, help="tokens that jump draws ahead of what is verified")
     parser.add_argument(
         "--confidence_threshold",
         type=float,
@@ -118,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """What argparse cannot say by itself, before any work is done."""
     for name, (_, option) in SCHEDULERS.items():
-        if getattr(args, option) is not None and args.scheduler != name:
+        if option and getattr(args, option) is not None and args.scheduler != name:
             parser.error(f"--{option} needs --scheduler {name}")
     for path in (args.output, args.trajectory):
         if path is not None and not path.absolute().parent.is_dir():
@@ -137,7 +140,7 @@ def load(args: argparse.Namespace):
             raise ValueError(f"--{name} has no meaning for a {type(pipe).__name__}")
     if args.scheduler is not None:
         scheduler, option = SCHEDULERS[args.scheduler]
-        value = getattr(args, option)
+        value = option and getattr(args, option)
         pipe.scheduler = scheduler.from_config(pipe.scheduler.config, **({} if value is None else {option: value}))
     return pipe
 

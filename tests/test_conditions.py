@@ -201,10 +201,10 @@ def test_jumps_begin_behind_the_condition():
     model = make_model("nfdm", condition_length=CONDITION, jumps=True, **TWO_STREAM)
     ids = some_ids(4)
     nats = model.clean_stream(ids, None, next_token=True)[1].sum(-1).mean().item()
-    assert jump_likelihood(model, ids, jump_length=1).nats_per_story.value == pytest.approx(nats)
-    output = model(ids, clock="blocks:1", jump_calls=1, next_token_weight=1.0, generator=seeded(0))
+    assert jump_likelihood(model, ids, num_inference_steps=ids.shape[1]).nats_per_story.value == pytest.approx(nats)
+    output = model(ids, clock="blocks:1", jumps=True, next_token_weight=1.0, generator=seeded(0))
     torch.testing.assert_close(output.jump, output.next_token)
-    longer = model(ids, clock="shared", jump_calls=2, next_token_weight=1.0, generator=seeded(0))
+    longer = model(ids, clock="shared", jumps=True, next_token_weight=1.0, generator=seeded(0))
     assert longer.jump.shape == (4,) and not torch.allclose(longer.jump, longer.next_token)
 
 

@@ -42,7 +42,7 @@ def checkpoints(tmp_path):
 def test_every_sampling_of_every_checkpoint_has_a_row(script, checkpoints, tmp_path, capsys, monkeypatch):
     # The last column of the picture is of batches of 64.
     monkeypatch.setattr(script, "BATCHES", (1, 64))
-    samplings = ("jump:4", "jump:4:calls_per_jump=2", "draft:64:drafts=jumps", "refine:64")
+    samplings = ("jump:4", "jump:64:jump_length=2", "draft:64", "refine:64")
     monkeypatch.setattr(script, "CLOCKS", samplings[3:])
     monkeypatch.setattr(script, "JUMPS", samplings[:3])
     script.main([*checkpoints, "--num_samples", "3", "--timed_samples", "1", "--output", str(tmp_path / "table")])

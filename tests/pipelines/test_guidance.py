@@ -39,7 +39,6 @@ SCHEDULERS = {
     "sde": lambda: ReverseSDEScheduler(),
     "ode": lambda: ReverseODEScheduler(),
     "verified": lambda: DraftVerifyScheduler(block_size=3),
-    "verified jumps": lambda: DraftVerifyScheduler(block_size=3, drafts="jumps"),
     "jumps": lambda: JumpScheduler(jump_length=2),
     "refinement": lambda: RefinementScheduler(block_length=3),
 }
@@ -117,10 +116,10 @@ def test_guided_jumps_and_drafts_are_mixtures_of_logits(pipeline):
         torch.testing.assert_close(call(guided, together).logits, scale * own + (1 - scale) * weaker)
 
 
-def test_verified_jumps_follow_the_guided_clean_stream(pipeline):
+def test_jumps_follow_the_guided_clean_stream(pipeline):
     """Their texts are those of the guided clean stream with the same noise, one token at a time."""
     pipe, scale = pipeline, 2.5
-    pipe.scheduler = DraftVerifyScheduler(block_size=3, drafts="jumps")
+    pipe.scheduler = JumpScheduler(jump_length=3)
     z = torch.randn(3, *pipe.model.latent_shape, generator=seeded(5), dtype=torch.float64)
     ids = without_condition(conditional_ids(3))
     ids[:, 1:3] = conditional_ids(3)[:, 1:3]

@@ -16,10 +16,9 @@ OPTIONS = {
     "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3,
 }  # fmt: skip
 TOKEN_SCHEDULERS = {
-    "jump": JumpScheduler(jump_length=3, calls_per_jump=2, min_p=0.1),
+    "jump": JumpScheduler(jump_length=3, min_p=0.1),
     "refinement": RefinementScheduler(block_length=3, entropy_budget=0.5, temperature=0.8),
     "draft": DraftVerifyScheduler(3, min_p=0.1),
-    "verified jumps": DraftVerifyScheduler(3, drafts="jumps"),
 }
 
 

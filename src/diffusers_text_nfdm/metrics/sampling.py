@@ -1,5 +1,5 @@
 """A way of sampling by name: `star:64`, `chain:64:noise_fraction=0.5`, `sde:256`, `ode:32:method=heun`, `draft:64`,
-`refine:64:entropy_budget=0.1`, `jump:8:calls_per_jump=2`, `ancestral`, `masked:64:remasking=random`.
+`refine:64:entropy_budget=0.1`, `jump:8:jump_length=16`, `ancestral`, `masked:64:remasking=random`.
 
 An option `clock` is the clock that the texts follow: `star:64:clock=blocks:8:min_p=0.02`, and `confidence_threshold`
 ends texts that are decided: `star:64:clock=shared:confidence_threshold=0.9`.
@@ -53,7 +53,7 @@ class Sampling:
             autoregressive model.
         config: its settings; what is not named has the default of the class. Of masked diffusion, what its pipeline is
             called with.
-        num_inference_steps: number of steps, of refinement and of draft and verify the most calls; None for ancestral
+        num_inference_steps: number of steps, of a scheduler that writes tokens the most calls; None for ancestral
             sampling.
         clock: the clock that the texts follow; None for the model's own. Of masked diffusion, its blocks.
         confidence_threshold: of a call of the pipeline; None for the whole way.

@@ -47,5 +47,5 @@ def plot_few_calls(rows: Sequence[dict]) -> Figure:
 def _group(row: dict) -> tuple[str, str]:
     """Checkpoint and method, with what makes it another method rather than a longer one."""
     method, *options = row["sampling"].split(":")
-    kinds = [option for option in options if option.startswith(("drafts", "remasking", "calls_per_jump"))]
+    kinds = [option for option in options if option.startswith(("jump_length", "remasking"))]
     return row["checkpoint"], " ".join([method, *kinds])
