@@ -26,7 +26,7 @@ def jump_likelihood(
     num_chars: Tensor | Sequence[int] | None = None,
     *,
     num_inference_steps: int,
-    jump_length: int = 16,
+    jump_length: int = 12,
     num_draws: int = 2,
     batch_size: int = 64,
     seed: int = 0,
@@ -95,10 +95,9 @@ def jump_nats(
     reader, cache = model.text_reader(uniforms[:, :1], 1), TextCache(predictor, num_calls * n, length)
     ends = (input_ids == config.eos_token_id).long()
     behind_end, nats = ends.cumsum(1) - ends > 0, uniforms.new_zeros(n)
-    calls, positions = torch.arange(num_calls + 1, device=input_ids.device)[:, None], torch.arange(length)
-    # Of the beginning and of each call: up to where it is drawn as in the call before, and up to where it is drawn. Of
-    # what may still grow this is the least that it can be.
-    agrees, drawn = (torch.full((num_calls + 1, n), start, device=input_ids.device) for _ in range(2))
+    calls, positions = torch.arange(1, num_calls + 1, device=input_ids.device)[:, None], torch.arange(length)
+    # Up to where each call draws what the one before it drew, as far as is known.
+    agrees = torch.full((num_calls, n), start, device=input_ids.device)
     inputs = reader.token_inputs[input_ids[:, :start]].repeat(num_calls, 1, 1)
     for i in range(start, length):
         at = positions[i - inputs.shape[1] : i].to(input_ids.device).expand(len(inputs), -1)
@@ -110,14 +109,10 @@ def jump_nats(
         noise = noise_of(weights[-1], token, uniforms[:, i], model.token_order)
         tokens = draw_from(weights, noise.expand(num_calls, -1), model.token_order)
         tokens[-1] = token
-        verified = (agrees + 1).minimum(drawn)
-        inside = scheduler.front(calls[1:], num_calls, drawn[:1], verified[:-1], length) > i
-        inside = torch.cat([torch.zeros_like(inside[:1]), inside.cummax(0).values])
-        agrees[2:] += (agrees[2:] == i) & inside[1:-1] & (tokens[1:] == tokens[:-1])
-        drawn += inside
-        # Each call reads what the one before it drew.
-        before = torch.cat([tokens[:1], tokens[:-1]])
-        inputs = torch.where(
-            inside[:-1, :, None], reader.token_inputs[before], predictor.noise_inputs(noise.to(model.latent_dtype))
-        ).flatten(0, 1)[:, None]
+        inside = scheduler.front(calls, num_calls, torch.full_like(agrees, start), agrees + 1, length) > i
+        agrees[1:] += (agrees[1:] == i) & inside[:-1] & (tokens[1:] == tokens[:-1])
+        # Each call reads what the one before it drew, and noise beyond its front.
+        own = predictor.noise_inputs(noise.to(model.latent_dtype))[None]
+        drafts = torch.where(inside[:-1, :, None], reader.token_inputs[tokens[:-1]], own)
+        inputs = torch.cat([own, drafts]).flatten(0, 1)[:, None]
     return nats

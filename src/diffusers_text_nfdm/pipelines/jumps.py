@@ -53,8 +53,9 @@ def write_jumps(
     while len(rows) and calls != num_calls:
         calls += 1
         first, drawn = verified[rows], front[rows]
-        end = scheduler.front(calls, num_calls, begun[rows], first, length).maximum(drawn)
-        # What is read anew: from the last verified token, or in the first call from START, up to the front.
+        # The next front, if all that was drawn before is verified.
+        end = scheduler.front(calls, num_calls, begun[rows], drawn + 1, length)
+        # What is read anew: from the last verified token, or in the first call from START.
         unread, ahead = first - read[rows], int((end - first).max())
         at = rows[:, None], read[rows, None] + positions[: int(unread.max()) + ahead - 1]
         states = reader.read(text[at], at[1] < drawn[:, None], at)
@@ -65,7 +66,8 @@ def write_jumps(
         draft, inside = text[new], new[1] < end[:, None]
         tokens, accepted = scheduler.step(draft, new[1] < drawn[:, None], logits, noise[new], model.token_order)
         text[new] = torch.where(inside, tokens, draft)
-        front[rows], verified[rows] = end, (first + accepted + 1).minimum(end)
+        verified[rows] = (first + accepted + 1).clamp_max(length)
+        front[rows] = scheduler.front(calls, num_calls, begun[rows], verified[rows], length)
         read[rows], num_calls_of[rows] = verified[rows] - 1, calls
         on_call(text[:, :length], verified)
         ended = ((text[rows] == config.eos_token_id) & (positions < verified[rows, None])).any(-1)

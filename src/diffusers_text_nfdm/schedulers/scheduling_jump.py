@@ -1,4 +1,4 @@
-"""Jumps: all tokens up to a front are drawn in every call, by the noise that decides them."""
+"""Jumps: tokens are drawn by the noise that decides them, many in a call, and again until they are verified."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ class JumpScheduler(TokenScheduler):
 
     One call reads from left to right
 
-        the tokens that were drawn before, and behind them the noise of those that were not, up to a front,
+        the tokens before a front, as they were drawn before, and behind it the noise of further tokens,
 
-    and draws by its noise the token that follows each of them. So tokens before the front are steps of the fixed-point
-    iteration `x ← F⁻¹(u | x)`, and those at the front are a jump: what the tokens before them will be is in their
-    noise, so that they agree, though none was known.
+    and draws by its noise the token that follows each of them. Before the front this is a step of the fixed-point
+    iteration `x ← F⁻¹(u | x)`. Behind it, it is a jump: what the tokens are is in their noise, so that they agree,
+    though none was known.
 
     A token that is drawn as before, as all tokens before it are, is *verified*: it is the clean stream's, and so is
-    the one behind it. Call c of `num_inference_steps` N moves the front to
+    the one behind it. After call c of `num_inference_steps` N the front is at
 
         max(verified + jump_length, given + c (L - given) / N)
 
-    in a text of L tokens, of which some may be given. A text ends when all of it is verified, or after N calls.
-    Without a limit it is the clean stream's, token by token.
+    in a text of L tokens, of which some may be given. What was drawn beyond it is forgotten: far from what is verified
+    noise is a better guide than a guess. A text ends when all of it is verified, or after N calls. Without a limit it
+    is the clean stream's, token by token.
 
     It needs a model with `jumps`.
 
     Args:
-        jump_length: tokens that are drawn behind those that are verified, at least.
+        jump_length: how many tokens the front is ahead of what is verified, at least.
         temperature: of the distribution that tokens are drawn from.
         min_p: tokens with less than this share of the probability of the most probable one are not drawn.
     """
 
     @register_to_config
-    def __init__(self, jump_length: int = 16, temperature: float = 1.0, min_p: float = 0.0):
+    def __init__(self, jump_length: int = 12, temperature: float = 1.0, min_p: float = 0.0):
         self._check_choice()
         self._check_count("jump_length", jump_length)
 
     def front(self, call: int, num_calls: int | None, given: Tensor, verified: Tensor, length: int) -> Tensor:
-        """Where the tokens end that a call draws, the first one having number 1, `(batch,)`."""
+        """How many tokens are before the front after a call, the first one having number 1, `(batch,)`."""
         front = verified + self.config.jump_length
         if num_calls is not None:
             front = front.maximum(given + ((length - given) * call / num_calls).ceil().long())
