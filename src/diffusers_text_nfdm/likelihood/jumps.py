@@ -112,7 +112,7 @@ def jump_nats(
         inside = scheduler.front(calls, num_calls, torch.full_like(agrees, start), agrees + 1, length) > i
         agrees[1:] += (agrees[1:] == i) & inside[:-1] & (tokens[1:] == tokens[:-1])
         # Each call reads what the one before it drew, and noise beyond its front.
-        own = predictor.noise_inputs(noise.to(model.latent_dtype))[None]
+        own = predictor.noise_inputs(noise[None].to(model.latent_dtype))
         drafts = torch.where(inside[:-1, :, None], reader.token_inputs[tokens[:-1]], own)
         inputs = torch.cat([own, drafts]).flatten(0, 1)[:, None]
     return nats
