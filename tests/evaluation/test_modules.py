@@ -22,7 +22,10 @@ def compute(name, **inputs):
 
 
 def test_all_modules_are_here():
-    assert MODULES == ["bound", "diversity", "mauve", "memorization", "perplexity", "story_language"]
+    assert MODULES == [
+        "bound", "diversity", "mauve", "memorization", "perplexity", "record_slots", "story_completions",
+        "story_language",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -61,6 +64,21 @@ def test_metrics_of_a_judge(tmp_path):
     samples, references = STORIES[:12], STORIES[12:]
     result = compute("mauve", predictions=samples, references=references, judge=judge, settings=settings)
     assert result == metrics.mauve(samples, references, judge, settings)
+
+
+def test_metrics_of_conditions():
+    texts, records = ["Aromi is by the river.", "A pub."], ["name[Aromi], area[riverside]", "name[Zizzi]"]
+    slots = compute("record_slots", predictions=texts, records=records)
+    assert slots == metrics.slots_realised(texts, records) and slots["mentioned"] == pytest.approx(2 / 3)
+    references = [["Aromi is by the river."], ["Zizzi is a pub.", "Zizzi."]]
+    both = compute("record_slots", predictions=texts, records=records, reference_texts=references)
+    assert both == slots | metrics.against_references(texts, references)
+    completed = [*STORIES[:20], "Tom.", *STORIES[21:]]
+    scores = compute("story_completions", predictions=completed, stories=STORIES)
+    assert scores == metrics.story_completions(completed, STORIES)
+    assert scores["validity"] == scores["same"] == pytest.approx(23 / 24)
+    with pytest.raises(ValueError, match="There are 1 texts for 2 stories"):
+        metrics.story_completions(STORIES[:1], STORIES[:2])
 
 
 def test_bound_and_story_language(tmp_path):

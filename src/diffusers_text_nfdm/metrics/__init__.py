@@ -8,8 +8,10 @@ from .mauve_score import MauveSettings, mauve, mauve_from_features
 from .ngrams import TrainingNgrams, diversity, memorization
 from .perplexity_score import perplexity
 from .protocol import PROTOCOLS, Protocol, get_protocol
+from .record_slots import against_references, slots_realised
 from .report import markdown_report
 from .sampling import Sampling
+from .story_conditions import story_completions
 from .story_language import choice_p_values, story_language
 from .texts import check_same_form, split_words
 
@@ -21,6 +23,7 @@ __all__ = [
     "Protocol",
     "Sampling",
     "TrainingNgrams",
+    "against_references",
     "bound",
     "bound_units",
     "check_same_form",
@@ -34,6 +37,8 @@ __all__ = [
     "mauve_from_features",
     "memorization",
     "perplexity",
+    "slots_realised",
     "split_words",
+    "story_completions",
     "story_language",
 ]

@@ -62,10 +62,8 @@ def complete_stories(
 ) -> dict[str, float]:
     """Validity and variety of completions of stories that the model has not seen.
 
-    Returns `validity`, the share of completed texts that are stories of the language; `same`, the share that are the
-    story they were taken from; `calls`, the mean number of predictor calls; and `coverage`, the share of the
-    `tested_choices` that valid completions make as often as exact draws of the missing part do, by a test at 1%
-    (`paired_choice_p_values`; `None` without such a choice). `options` go to the pipeline.
+    Returns what `story_completions` says of them, and `calls`, the mean number of predictor calls. `options` go to the
+    pipeline.
     """
     if task not in TASKS:
         raise ValueError(f"`task` is {task!r}; it must be one of {', '.join(map(repr, TASKS))}.")
@@ -76,15 +74,30 @@ def complete_stories(
     known = torch.tensor([known_tokens(task, row, draw) for row in words])
     generator = torch.Generator().manual_seed(seed)
     output = pipeline(input_ids=ids, known=known, batch_size=batch_size, generator=generator, **options)
-    valid = [(text, story) for text, story in zip(output.texts, stories) if grammar.log_prob(text) > -math.inf]
+    scores = story_completions(output.texts, stories, grammar, seed)
+    return {**scores, "calls": output.calls.double().mean().item()}
+
+
+def story_completions(
+    texts: Sequence[str], stories: Sequence[str], grammar: StoryGrammar | None = None, seed: int = 0
+) -> dict[str, float | int | None]:
+    """Texts that were completed from parts of `stories`, which are the grammar's own samples.
+
+    Returns `validity`, the share of completed texts that are stories of the language; `same`, the share that are the
+    story they were taken from; and `coverage`, the share of the `tested_choices` that valid completions make as often
+    as exact draws of the missing part do, by a test at 1% (`paired_choice_p_values`; `None` without such a choice).
+    """
+    if not texts or len(texts) != len(stories):
+        raise ValueError(f"There are {len(texts)} texts for {len(stories)} stories; each needs one.")
+    grammar = grammar or StoryGrammar()
+    valid = [(text, story) for text, story in zip(texts, stories) if grammar.log_prob(text) > -math.inf]
     sides = [[grammar.derivation(text) for text in side] for side in zip(*valid)] if valid else ([], [])
     p_values = paired_choice_p_values(*sides, grammar, seed=seed)
     return {
-        "validity": len(valid) / num_stories,
+        "validity": len(valid) / len(texts),
         "coverage": sum(p > LEVEL for p in p_values.values()) / len(p_values) if p_values else None,
         "tested_choices": len(p_values),
-        "same": sum(a == b for a, b in zip(output.texts, stories)) / num_stories,
-        "calls": output.calls.double().mean().item(),
+        "same": sum(a == b for a, b in zip(texts, stories)) / len(texts),
     }
 
 
