@@ -14,6 +14,7 @@ from tqdm import tqdm
 from ..clocks import Clock
 from ..models import TextDiffusionModel
 from ..networks.two_stream_predictor import CleanTokens
+from ..schedulers import TextDiffusionScheduler, TokenScheduler
 
 
 if TYPE_CHECKING:
@@ -46,9 +47,10 @@ class NFDMTextPipelineOutput(BaseOutput):
 
 @dataclass
 class Options:
-    """How texts are to be made."""
+    """How texts are to be made, with a scheduler of the call's own."""
 
     model: TextDiffusionModel | GuidedModel
+    scheduler: TextDiffusionScheduler | TokenScheduler
     num_steps: int | None
     timesteps: Sequence[float] | None
     clock: Clock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import torch
 from diffusers import DiffusionPipeline
@@ -175,6 +176,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         guided = guidance_scale != 1
         options = Options(
             model=GuidedModel(self.model, guidance_scale, guidance_model) if guided else self.model,
+            # It carries state from step to step, and other threads may use the pipeline.
+            scheduler=copy(self.scheduler),
             num_steps=num_inference_steps,
             timesteps=timesteps,
             clock=clock,
@@ -231,19 +234,18 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         generators = sample_generators(len(known), generator)
         options, latents = dict(options), options["latents"]
         del options["latents"]
-        own, begun, parts = self.scheduler, begins(known), {}
+        begun, parts = begins(known), {}
         for rows in (begun.nonzero()[:, 0], (~begun).nonzero()[:, 0]):
             if not len(rows):
                 continue
             given = {"input_ids": input_ids[rows], "known": known[rows], "generator": [generators[i] for i in rows]}
             given["latents"] = None if latents is None else latents[rows]
+            pipeline = self
             if not begun[rows[0]]:
                 # A number of calls was meant for what it writes itself.
-                self.scheduler, options = filling_scheduler(own), {**options, "num_inference_steps": None}
-            try:
-                parts[rows] = self(**given, **options)
-            finally:
-                self.scheduler = own
+                pipeline, options = copy(self), {**options, "num_inference_steps": None}
+                pipeline.scheduler = filling_scheduler(self.scheduler)
+            parts[rows] = pipeline(**given, **options)
         return join_outputs(parts)
 
     def _start(
@@ -275,7 +277,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
 
     def _generate(self, batch: TextBatch, options: Options) -> None:
         """From noise to z_0 and tokens."""
-        model, scheduler = self.model, self.scheduler
+        model, scheduler = self.model, options.scheduler
         if isinstance(scheduler, TokenScheduler):
             self._write_tokens(batch, options)
             return
@@ -290,7 +292,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             # By other numbers than the noise, so that latents do not depend on the temperature.
             choosing = [fork(generator) for generator in batch.generators]
             batch.uniforms = draw_uniforms(len(batch.z), model.config.max_length, choosing, batch.z.device)
-        # A fresh start for every batch: schedulers carry state from step to step.
+        # A fresh start for every batch.
         self._set_timesteps(options, clock)
         early, config = None, model.config
         if options.confidence_threshold is not None:
@@ -335,11 +337,11 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 batch.times.append(1 - written.cpu() / tokens.shape[1])
             options.bar.update()
 
-        batch.written, batch.calls = write_tokens(options.model, self.scheduler, batch, options.num_steps, note)
+        batch.written, batch.calls = write_tokens(options.model, options.scheduler, batch, options.num_steps, note)
 
     def _predict(self, batch: TextBatch, timestep: Tensor, clock: BatchClock, options: Options) -> Prediction | Tensor:
         """What the model says of the tokens: of those of the window, if the clock has windows."""
-        model, scheduler = options.model, self.scheduler
+        model, scheduler = options.model, options.scheduler
         z = scheduler.scale_model_input(batch.z, timestep)
         windows, window, clean = None, None, None
         if clock.has_windows:
@@ -358,7 +360,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self, early: EarlyEnd, batch: TextBatch, prediction: Prediction, timestep: Tensor, options: Options
     ) -> None:
         """Which texts the prediction decides."""
-        length, scheduler = self.model.config.max_length, self.scheduler
+        length, scheduler = self.model.config.max_length, options.scheduler
         # Between the stages of a step a token that will have settled has not yet.
         begin, _ = scheduler.step_bounds(timestep)
         open_tokens = (scheduler.token_times(begin, batch.z).value > 0).expand(-1, length)
@@ -423,16 +425,17 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
 
     def _count_calls(self, options: Options) -> float:
         """How many predictions a batch takes."""
-        if isinstance(self.scheduler, TokenScheduler):
+        scheduler = options.scheduler
+        if isinstance(scheduler, TokenScheduler):
             return float("inf")
         in_windows = self.model.has_windows(options.clock)
         self._set_timesteps(options, BatchClock(options.clock, self.model.config.max_length, in_windows=in_windows))
         # An adaptive scheduler does not know how many calls it will take.
-        return len(self.scheduler.timesteps) if hasattr(self.scheduler.timesteps, "__len__") else float("inf")
+        return len(scheduler.timesteps) if hasattr(scheduler.timesteps, "__len__") else float("inf")
 
     def _set_timesteps(self, options: Options, clock: BatchClock) -> None:
         # Times live on the CPU: schedulers read them as numbers.
-        self.scheduler.set_timesteps(
+        options.scheduler.set_timesteps(
             options.num_steps,
             device="cpu",
             timesteps=options.timesteps,
