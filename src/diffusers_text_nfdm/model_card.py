@@ -91,7 +91,11 @@ def _describe_diffusion(pipeline: NFDMTextPipeline, repo: str) -> dict[str, str]
     # Schedulers that write tokens take as many calls as they need.
     steps = "" if isinstance(pipeline.scheduler, TokenScheduler) else ", num_inference_steps=64"
     what = _request(config)
-    other, few = ("JumpScheduler", ", num_inference_steps=8") if config.jumps else ("ReverseSDEScheduler", steps)
+    few = f"\nprint(pipe({what}, num_inference_steps=8).texts)  # in eight calls at most" if config.jumps else ""
+    # The reverse SDE needs more steps than the chain.
+    other, more = "ReverseSDEScheduler", ", num_inference_steps=512"
+    if pipeline.model.has_clean_stream:
+        other, more = "RefinementScheduler", ""
     return {
         "kind": "text-diffusion",
         "usage": f"""```python
@@ -99,7 +103,7 @@ def _describe_diffusion(pipeline: NFDMTextPipeline, repo: str) -> dict[str, str]
 from diffusers_text_nfdm import NFDMTextPipeline
 
 pipe = NFDMTextPipeline.from_pretrained({json.dumps(repo)})
-print(pipe({what}{steps}).texts)
+print(pipe({what}{steps}).texts){few}
 ```
 
 The scheduler (`{type(pipeline.scheduler).__name__}`) can be exchanged in one line:
@@ -108,7 +112,7 @@ The scheduler (`{type(pipeline.scheduler).__name__}`) can be exchanged in one li
 from diffusers_text_nfdm import {other}
 
 pipe.scheduler = {other}.from_config(pipe.scheduler.config)
-print(pipe({what}{few}).texts)
+print(pipe({what}{more}).texts)
 ```""",
         "architecture": f"latents of dimension {config.embedding_dim}; predictor `{config.predictor}` with "
         f"{config.num_hidden_layers} layers of size {config.hidden_size}; prediction type "

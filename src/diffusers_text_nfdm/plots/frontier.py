@@ -42,3 +42,25 @@ def plot_frontier(rows: Sequence[dict], entropy: float | None = None) -> Figure:
     right.set_xlim(0, 1.35 * max((row["nats_per_text"] or 0 for row in rows), default=1) or 1)
     right.invert_yaxis()
     return figure
+
+
+@matplotlib.rc_context(STYLE)
+def plot_study(runs: Sequence[dict]) -> Figure:
+    """Calls against valid texts of runs with a `name` and a `frontier`; what comes before the last hyphen of the name
+    is the system, and has one colour.
+    """
+    figure, ax = make_figure(1, 1, (8, 4.6))
+    systems = list(dict.fromkeys(run["name"].rpartition("-")[0] for run in runs))
+    markers = {}
+    for run in runs:
+        system, _, budget = run["name"].rpartition("-")
+        rows = sorted(run.get("frontier", ()), key=lambda row: row["calls"])
+        marker = markers.setdefault(budget, "os^Dv*"[len(markers) % 6])
+        color = COLORS[systems.index(system) % len(COLORS)]
+        points = [row["calls"] for row in rows], [100 * row["validity"] for row in rows]
+        ax.plot(*points, marker=marker, color=color, linewidth=0.8, label=run["name"])
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.set(xlabel="calls of the predictor per text", ylim=(-4, 104), title="valid texts, %")
+    figure.legend(loc="outside right upper")
+    return figure

@@ -1,0 +1,153 @@
+"""Train the systems of a plan and put them on one page: calls against quality, at several budgets, and with one thing
+changed at a time.
+
+    python evaluation/study.py --runs runs/study --output docs/study
+
+trains what is not trained yet, goes on with what was stopped, and writes docs/study.md and docs/study.png of what is
+finished. `--only NAME ...` trains these alone, `--only` none.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import yaml
+
+from diffusers_text_nfdm.files import output_file, write_file
+from diffusers_text_nfdm.training import TrainingArguments
+from diffusers_text_nfdm.training.recipe_files import read_config
+
+
+ROOT = Path(__file__).parents[1]
+PLAN = Path(__file__).with_suffix(".yaml")
+SCRIPT = ROOT / "examples" / "train_nfdm.py"
+
+
+def read_plan(path: Path) -> dict[str, dict]:
+    """The settings of every run: those of its recipe, and what the plan changes; a `model_config` is changed, too."""
+    known = [field.name for field in fields(TrainingArguments)]
+    plan = yaml.safe_load(path.read_text(encoding="utf-8"))
+    runs = {}
+    for name, changes in plan["runs"].items():
+        changes = dict(changes)
+        settings = read_config(changes.pop("config"), known)
+        for key in ("model_config", "scheduler_config"):
+            settings[key] = {**settings.get(key, {}), **changes.pop(key, {})}
+        for key in settings["model_config"].copy():
+            if settings["model_config"][key] is None:
+                del settings["model_config"][key]
+        runs[name] = {**settings, **changes}
+        unknown = set(runs[name]) - set(known)
+        if unknown:
+            raise ValueError(f"{path} has the unknown setting {sorted(unknown)[0]!r} in {name!r}.")
+    return runs
+
+
+def train(name: str, settings: dict, folder: Path) -> None:
+    """Train a run, or go on with it."""
+    run = folder / name
+    if (run / "summary.json").is_file():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / f"{name}.yaml"
+    write_file(config, yaml.safe_dump(settings, sort_keys=False))
+    command = [sys.executable, str(SCRIPT), "--config", str(config), "--output_dir", str(run)]
+    if run.is_dir():
+        command += ["--resume", "latest"]
+    code = subprocess.run(command).returncode
+    if code:
+        raise OSError(f"The run {name!r} ended with exit code {code}; the same command goes on with it.")
+
+
+def cpu_seconds(run: Path) -> float:
+    """CPU seconds of the steps of a run."""
+    total, last = 0.0, 0
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if "train/cpu_seconds_per_step" in row:
+            total += (row["step"] - last) * row["train/cpu_seconds_per_step"]
+            last = row["step"]
+    return total
+
+
+def read_run(name: str, folder: Path) -> dict | None:
+    """What a finished run tells, or `None`."""
+    path = folder / name / "summary.json"
+    if not path.is_file():
+        return None
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    return {"name": name, "seconds": cpu_seconds(folder / name), **summary}
+
+
+def page(runs: dict[str, dict | None], command: str) -> str:
+    """A table of all runs, and below it one of their samplings."""
+    lines = [
+        "# Study",
+        "",
+        f"Made by `{command}`. Nats are of the validation texts: a bound, or exact for the autoregressive model; "
+        "beside them, times the entropy of the grammar. CPU seconds are those of the steps.",
+        "",
+        "| run | parameters | steps | CPU seconds | nats | times the truth |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, run in runs.items():
+        if run is None:
+            lines.append(f"| {name} | | | not run | | |")
+            continue
+        nats = run["likelihood"]["nats_per_story"]
+        error = f" ± {nats['monte_carlo_error']:.2f}" if nats["monte_carlo_error"] else ""
+        lines.append(
+            f"| {name} | {run['parameters']:,} | {run['steps']:,} | {run['seconds']:.0f} | "
+            f"{nats['value']:.2f}{error} | {nats['value'] / run['entropy']:.3f} |"
+        )
+    lines += ["", "Stories of the language, by the run's own sampler and by those of its frontier:", ""]
+    lines += ["| run | sampling | calls | most | valid | choices right | nats |", "|---|---|---|---|---|---|---|"]
+    for name, run in runs.items():
+        if run is None:
+            continue
+        samples = run["samples"]
+        lines.append(f"| {name} | its own | | | {samples['grammatical'] / samples['number']:.1%} | | |")
+        for row in run.get("frontier", ()):
+            choices = f"{row['coverage']:.1%} of {row['tested_choices']}" if row.get("tested_choices") else "-"
+            nats = "-" if row["nats_per_text"] is None else f"{row['nats_per_text']:.2f}"
+            if row["nats_error"]:
+                nats += f" ± {row['nats_error']:.2f}"
+            lines.append(
+                f"| {name} | `{row['sampling']}` | {row['calls']:.1f} | {row['most_calls']} | {row['validity']:.1%} | "
+                f"{choices} | {nats} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", type=Path, default=PLAN, help="YAML file (default: evaluation/study.yaml)")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/study"), help="folder of the runs (default: runs/study)"
+    )
+    parser.add_argument("--only", nargs="*", help="names of the runs to train (default: all)")
+    parser.add_argument("--output", type=output_file, help="file to write, without its ending: .md and .png")
+    args = parser.parse_args(arguments)
+    try:
+        plan = read_plan(args.plan)
+        for name in plan if args.only is None else args.only:
+            if name not in plan:
+                raise ValueError(f"The plan has no run {name!r}; it has {', '.join(plan)}.")
+            train(name, plan[name], args.runs)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    runs = {name: read_run(name, args.runs) for name in plan}
+    text = page(runs, "python evaluation/study.py")
+    print(text)
+    if args.output is not None:
+        from diffusers_text_nfdm.plots.frontier import plot_study
+
+        write_file(args.output.with_suffix(".md"), text)
+        plot_study([run for run in runs.values() if run]).savefig(args.output.with_suffix(".png"), dpi=130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The study: its plan, what it trains, and its page."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from diffusers_text_nfdm.training import TrainingArguments
+
+
+FOLDER = Path(__file__).parents[2] / "evaluation"
+
+
+@pytest.fixture
+def study(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import study
+
+    yield study
+    sys.modules.pop("study")
+
+
+# Stands for the training script: notes how it was called, and ends as it was told.
+SCRIPT = """
+import json, pathlib, sys
+run = pathlib.Path(sys.argv[sys.argv.index("--output_dir") + 1])
+fails = run.name == "b-1" and "--resume" not in sys.argv
+run.mkdir(exist_ok=True)
+metrics = [{"step": 2, "train/cpu_seconds_per_step": 1.5}, {"step": 2, "validation/bound": 3.0},
+           {"step": 6, "train/cpu_seconds_per_step": 0.5}]
+(run / "metrics.jsonl").write_text("".join(json.dumps(row) + chr(10) for row in metrics))
+row = {"sampling": "jump:8", "calls": 7.5, "most_calls": 8, "validity": 0.84, "coverage": 0.9, "tested_choices": 10,
+       "nats_per_text": 45.0, "nats_error": 0.1}
+summary = {"parameters": 1234567, "steps": 6, "entropy": 44.0, "frontier": [row],
+           "samples": {"grammatical": 9, "number": 10},
+           "likelihood": {"nats_per_story": {"value": 48.4, "monte_carlo_error": 0.5}}}
+if not fails:
+    (run / "summary.json").write_text(json.dumps(summary))
+(run / "calls").open("a").write(" ".join(sys.argv[1:]) + chr(10))
+sys.exit(3 if fails else 0)
+"""
+PLAN = """
+runs:
+  a-1: {config: stories-tiny, max_steps: 6, model_config: {self_conditioning: false, delta: null}}
+  b-1: {config: stories-masked}
+  c-1: {config: stories-autoregressive}
+"""
+
+
+def test_every_run_of_the_plan_can_be_trained(study):
+    plan = study.read_plan(study.PLAN)
+    for settings in plan.values():
+        TrainingArguments(**settings, output_dir="run")
+    assert {"ours-1", "ours-5", "ours-20", "masked-20", "autoregressive-20"} <= set(plan)
+    assert plan["mulan-1"]["model_type"] == "mulan" and "delta" not in plan["mulan-1"]["model_config"]
+
+
+def test_what_is_missing_is_trained_and_what_is_finished_is_on_the_page(study, tmp_path, capsys, monkeypatch):
+    script, plan, runs = tmp_path / "script.py", tmp_path / "plan.yaml", tmp_path / "runs"
+    script.write_text(SCRIPT)
+    plan.write_text(PLAN)
+    monkeypatch.setattr(study, "SCRIPT", script)
+    options = ["--plan", str(plan), "--runs", str(runs)]
+    with pytest.raises(SystemExit):
+        study.main([*options, "--only", "a-1", "b-1"])
+    assert "'b-1' ended with exit code 3; the same command goes on with it" in capsys.readouterr().err
+    study.main([*options, "--only", "a-1", "b-1", "--output", str(tmp_path / "page")])
+    assert len((runs / "a-1" / "calls").read_text().splitlines()) == 1
+    assert (runs / "b-1" / "calls").read_text().splitlines()[1].endswith("--resume latest")
+    text = (tmp_path / "page.md").read_text()
+    assert text in capsys.readouterr().out
+    assert "| a-1 | 1,234,567 | 6 | 5 | 48.40 ± 0.50 | 1.100 |" in text and "| c-1 | | | not run | | |" in text
+    assert "| b-1 | `jump:8` | 7.5 | 8 | 84.0% | 90.0% of 10 | 45.00 ± 0.10 |" in text
+    assert (tmp_path / "page.png").stat().st_size > 10_000
+    study.main([*options, "--only"])
+    assert not (runs / "c-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ("runs: {a: {config: nothing}}", "`config` is 'nothing'"),
+        ("runs: {a: {config: stories-tiny, steps: 3}}", "unknown setting 'steps' in 'a'"),
+    ],
+)
+def test_a_wrong_plan_is_refused(study, plan, message, tmp_path, capsys):
+    path = tmp_path / "plan.yaml"
+    path.write_text(plan)
+    with pytest.raises(SystemExit):
+        study.main(["--plan", str(path), "--runs", str(tmp_path)])
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_planned_is_refused(study, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        study.main(["--runs", str(tmp_path), "--only", "nothing"])
+    assert "The plan has no run 'nothing'; it has ours-1" in capsys.readouterr().err
