@@ -42,7 +42,7 @@ test-slow: $(VENV)/.installed-dev
 # had; UV_TORCH_BACKEND=cpu takes torch without CUDA.
 OLDEST ?=
 OLDEST_VENV ?= .venv-oldest
-OLDEST_TESTS ?= tests/test_package.py tests/test_objective.py tests/test_clocks.py tests/test_tokenization.py \
+OLDEST_TESTS ?= tests/test_objective.py tests/test_clocks.py tests/test_tokenization.py \
 	tests/test_data.py tests/test_model_card.py tests/models tests/forward_processes tests/schedulers \
 	tests/pipelines/test_generation.py tests/pipelines/test_checkpoints.py tests/training/test_trainer.py
 test-oldest:
