@@ -32,7 +32,7 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "torch>=2.9",
-        "transformers>=5.0",
+        "transformers>=5.4",
         "diffusers>=0.36",
         "datasets>=4.0",
         "huggingface_hub>=1.0",
