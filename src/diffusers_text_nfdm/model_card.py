@@ -165,6 +165,8 @@ def write_model_card(
     recipe: Mapping[str, object] | None = None,
     results: str | None = None,
     samples: Sequence[str] | None = None,
+    license: str | None = None,
+    language: str | None = None,
 ) -> Path:
     """Fill the template and write it as README.md.
 
@@ -174,6 +176,8 @@ def write_model_card(
         data: what the model was trained on, as Markdown.
         recipe: the training settings by name.
         results: figures with their protocol, as Markdown.
+        license, language: of the weights and the texts, for the metadata of the card. Without them it says nothing
+            of either: they are the user's to choose.
 
     Names, settings and samples are shown as they are, whatever they hold; in `data` and `results`, which are Markdown,
     HTML and images do nothing.
@@ -194,6 +198,9 @@ def write_model_card(
         title=plain(" ".join(title.split())) if title else f"{name} for text",
         description=DESCRIPTIONS[config.model_type],
         kind=described["kind"],
+        terms="".join(
+            f"{key}: {json.dumps(value)}\n" for key, value in (("license", license), ("language", language)) if value
+        ),
         usage=described["usage"],
         likelihood=described["likelihood"],
         architecture=architecture + described["architecture"],
