@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,22 @@ def test_the_labels_are_those_of_the_paper():
     assert {label.strip() for label in re.findall(r"\\label\{(.*?)\}", text)} == set(LABELS)
     for kind in ("table", "algorithm"):
         assert text.count(f"\\begin{{{kind}}}") == NUMBERS[f"{kind.title()}s"]
+
+
+def examples(page: str) -> list[str]:
+    """The Python of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
+
+
+@pytest.mark.parametrize(
+    ("number", "printed"),
+    [(0, r"bound: \d+\.\d nats per text\n\["), (1, r"\['.+ 32$"), (2, r"\{'repetition': 0\.2222222222222222\}")],
+)
+def test_what_is_added_runs(number, printed, tmp_path, monkeypatch, capsys):
+    code = examples("extending.md")
+    assert len(code) == 3
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "extension", module := types.ModuleType("extension"))
+    exec(code[number], vars(module))
+    assert re.match(printed, capsys.readouterr().out.strip())
