@@ -6,12 +6,13 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help train test test-slow quality style bench tables clean
+.PHONY: help train test test-slow test-oldest quality style bench tables clean
 
 help:
 	@echo "make train      train NFDM on the embedded stories and read what it writes"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the tests that take minutes, or need spaCy or ROCStories"
+	@echo "make test-oldest  run fast tests with the oldest versions that setup.py allows; OLDEST=torch==2.13.0 to name some"
 	@echo "make quality    check the code with ruff; make style mends what can be mended"
 	@echo "make bench      measure speed and memory, side by side with a plain implementation"
 	@echo "make tables     the paper's tables: SCALE=tiny, or rocstories, rocstories-likelihood or paper with DATA=folder;"
@@ -37,6 +38,18 @@ test: $(VENV)/.installed
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 
+# Direct dependencies at the lower bounds of setup.py. OLDEST holds versions to take instead, where an old one cannot be
+# had; UV_TORCH_BACKEND=cpu takes torch without CUDA.
+OLDEST ?=
+OLDEST_VENV ?= .venv-oldest
+OLDEST_TESTS ?= tests/test_objective.py tests/test_clocks.py tests/test_tokenization.py \
+	tests/test_data.py tests/test_model_card.py tests/models tests/forward_processes tests/schedulers \
+	tests/pipelines/test_generation.py tests/pipelines/test_checkpoints.py tests/training/test_trainer.py
+test-oldest:
+	test -x $(OLDEST_VENV)/bin/uv || { $(PYTHON) -m venv $(OLDEST_VENV) && $(OLDEST_VENV)/bin/python -m pip install --quiet uv; }
+	VIRTUAL_ENV=$(OLDEST_VENV) $(OLDEST_VENV)/bin/uv pip install --quiet --resolution lowest-direct -e ".[test]" $(OLDEST)
+	OMP_NUM_THREADS=1 $(OLDEST_VENV)/bin/python -m pytest -n 2 $(OLDEST_TESTS)
+
 quality: $(VENV)/.installed-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
@@ -51,4 +64,4 @@ tables: $(VENV)/.installed
 	$(BIN)/python evaluation/tables.py $(SCALE) $(if $(DATA),--data $(DATA)) $(if $(OUTPUT),--output $(OUTPUT))
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) $(OLDEST_VENV) build dist src/*.egg-info

@@ -9,11 +9,11 @@ exec((ROOT / "src/diffusers_text_nfdm/version.py").read_text(encoding="utf-8"), 
 
 # What only some users need. Each is imported where it is used, never by `import diffusers_text_nfdm`.
 EXTRAS = {
-    "train": ["accelerate>=1.2", "pyyaml>=6.0", "matplotlib>=3.8", "tensorboard>=2.16"],
-    "eval": ["evaluate>=0.4.3", "mauve-text>=0.4.0", "matplotlib>=3.8", "pyyaml>=6.0"],
+    "train": ["accelerate>=1.2", "pyyaml>=6.0", "matplotlib>=3.9", "tensorboard>=2.16.2"],
+    "eval": ["evaluate>=0.4.3", "mauve-text>=0.4.0", "matplotlib>=3.9", "pyyaml>=6.0"],
     "references": ["sacrebleu>=2.4", "rouge_score>=0.1.2"],
-    "demo": ["matplotlib>=3.8"],
-    "test": ["pytest>=8.0", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6.100", "scipy>=1.11"],
+    "demo": ["matplotlib>=3.9"],
+    "test": ["pytest>=8.0", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6.100", "scipy>=1.13"],
 }
 EXTRAS["test"] += EXTRAS["train"] + EXTRAS["eval"] + EXTRAS["references"]
 EXTRAS["dev"] = EXTRAS["test"] + ["ruff>=0.6", "spacy>=3.7", "build>=1.2"]
@@ -32,13 +32,13 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "torch>=2.9",
-        "transformers>=5.0",
+        "transformers>=5.4",
         "diffusers>=0.36",
         "datasets>=4.0",
         "huggingface_hub>=1.0",
         "tokenizers>=0.22",
         "safetensors>=0.4.3",
-        "numpy>=1.26",
+        "numpy>=2.0",
     ],
     extras_require=EXTRAS,
     classifiers=[

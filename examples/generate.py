@@ -14,28 +14,17 @@ batches.
 import argparse
 import json
 from importlib.util import find_spec
-
-import torch
-
-from diffusers_text_nfdm import (
-    DraftVerifyScheduler,
-    JumpScheduler,
-    MarkovChainScheduler,
-    RefinementScheduler,
-    ReverseODEScheduler,
-    ReverseSDEScheduler,
-)
-from diffusers_text_nfdm.files import output_file, write_file
-from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
+from pathlib import Path
 
 
+# Our package and torch are imported where they are used: `--help` does not wait for them.
 SCHEDULERS = {
-    "markov-chain": (MarkovChainScheduler, "noise_fraction"),
-    "reverse-sde": (ReverseSDEScheduler, "volatility_scale"),
-    "reverse-ode": (ReverseODEScheduler, "method"),
-    "refinement": (RefinementScheduler, "entropy_budget"),
-    "jump": (JumpScheduler, "jump_length"),
-    "draft-verify": (DraftVerifyScheduler, None),
+    "markov-chain": ("MarkovChainScheduler", "noise_fraction"),
+    "reverse-sde": ("ReverseSDEScheduler", "volatility_scale"),
+    "reverse-ode": ("ReverseODEScheduler", "method"),
+    "refinement": ("RefinementScheduler", "entropy_budget"),
+    "jump": ("JumpScheduler", "jump_length"),
+    "draft-verify": ("DraftVerifyScheduler", None),
 }
 PICTURES = (".png", ".pdf", ".svg")
 # What only some pipelines have, by their kind.
@@ -63,11 +52,19 @@ def fraction(text: str) -> float | str:
 
 
 def device(name: str) -> str:
+    import torch
+
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise argparse.ArgumentTypeError(f"{name!r} cannot be used: {str(error).splitlines()[0]}") from error
     return name
+
+
+def output_file(text: str) -> Path:
+    from diffusers_text_nfdm.files import output_file
+
+    return output_file(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -113,8 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trajectory", type=output_file, help="picture of how the first text came about (.png, .pdf, .svg)"
     )
-    best = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", type=device, default=best, help=f"(default: {best})")
+    parser.add_argument("--device", type=device, help="(default: cuda where there is one, else cpu)")
     return parser
 
 
@@ -133,13 +129,17 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
 
 def load(args: argparse.Namespace):
+    import diffusers_text_nfdm
+    from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
+
     pipe = load_pipeline(args.checkpoint, args.device)
     pipe.set_progress_bar_config(disable=False)
     for name in sorted({name for names in OPTIONS.values() for name in names}):
         if getattr(args, name) is not None and name not in OPTIONS[pipeline_kind(pipe)]:
             raise ValueError(f"--{name} has no meaning for a {type(pipe).__name__}")
     if args.scheduler is not None:
-        scheduler, option = SCHEDULERS[args.scheduler]
+        name, option = SCHEDULERS[args.scheduler]
+        scheduler = getattr(diffusers_text_nfdm, name)
         value = option and getattr(args, option)
         pipe.scheduler = scheduler.from_config(pipe.scheduler.config, **({} if value is None else {option: value}))
     return pipe
@@ -147,6 +147,8 @@ def load(args: argparse.Namespace):
 
 def call_options(args: argparse.Namespace, pipe) -> dict:
     """What the pipeline is called with, besides the number of texts and the generator."""
+    from diffusers_text_nfdm.metrics.checkpoint import pipeline_kind
+
     kind = pipeline_kind(pipe)
     names = ["temperature", *(name for name in OPTIONS[kind] if name not in ("scheduler", "trajectory"))]
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -161,6 +163,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = build_parser()
     args = parser.parse_args(arguments)
     check(parser, args)
+    import torch
+
+    from diffusers_text_nfdm.files import write_file
+
     # Denormal numbers slow these networks down on a CPU.
     torch.set_flush_denormal(True)
     try:

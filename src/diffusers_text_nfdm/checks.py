@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 
 def is_number(value: Any) -> bool:
@@ -25,6 +27,14 @@ def check_positive(**values: Any) -> None:
     for name, value in values.items():
         if not is_number(value) or not value > 0:
             raise ValueError(f"`{name}` is {value!r}; it must be a number above 0.")
+
+
+def pad_rows(input_ids: Tensor, config: PreTrainedConfig) -> Tensor:
+    """Token ids `(batch, max_length)` from rows that a tokenizer left shorter, where the padding is known."""
+    missing = config.max_length - input_ids.shape[-1]
+    if input_ids.ndim != 2 or missing <= 0 or config.pad_token_id is None:
+        return input_ids
+    return F.pad(input_ids, (0, missing), value=config.pad_token_id)
 
 
 def check_token_ids(input_ids: Tensor, vocab_size: int) -> None:

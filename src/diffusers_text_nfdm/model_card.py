@@ -39,6 +39,7 @@ DESCRIPTIONS = {
     "masked": "The masked diffusion baseline of `diffusers_text_nfdm` (MDLM): tokens are hidden and predicted from "
     "those that are shown, by the trunk of the diffusion models.",
 }
+OTHER_MODEL = "A text diffusion model of `diffusers_text_nfdm`: continuous diffusion over token embeddings."
 UNKNOWN = "Not recorded with this checkpoint."
 
 
@@ -46,7 +47,7 @@ def variant_name(config) -> str:
     """The model's name in the paper: NFDM, NFDM-Additive, MuLAN, MuLAN-Rescaled or Diffusion-LM; or that of a
     baseline.
     """
-    name = NAMES[config.model_type]
+    name = NAMES.get(config.model_type, config.model_type)
     name += {"additive": "-Additive", "head": "-Head"}.get(getattr(config, "time_conditioning", None), "")
     if getattr(config, "rescaled_schedule", False):
         name += "-Rescaled"
@@ -169,6 +170,8 @@ def write_model_card(
     recipe: Mapping[str, object] | None = None,
     results: str | None = None,
     samples: Sequence[str] | None = None,
+    license: str | None = None,
+    language: str | None = None,
 ) -> Path:
     """Fill the template and write it as README.md.
 
@@ -178,6 +181,8 @@ def write_model_card(
         data: what the model was trained on, as Markdown.
         recipe: the training settings by name.
         results: figures with their protocol, as Markdown.
+        license, language: of the weights and the texts, for the metadata of the card. Without them it says nothing
+            of either: they are the user's to choose.
 
     Names, settings and samples are shown as they are, whatever they hold; in `data` and `results`, which are Markdown,
     HTML and images do nothing.
@@ -196,8 +201,11 @@ def write_model_card(
     card = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         model_type=config.model_type,
         title=plain(" ".join(title.split())) if title else f"{name} for text",
-        description=DESCRIPTIONS[config.model_type],
+        description=DESCRIPTIONS.get(config.model_type, OTHER_MODEL),
         kind=described["kind"],
+        terms="".join(
+            f"{key}: {json.dumps(value)}\n" for key, value in (("license", license), ("language", language)) if value
+        ),
         usage=described["usage"],
         likelihood=described["likelihood"],
         architecture=architecture + described["architecture"],

@@ -147,3 +147,11 @@ def test_a_folder_that_is_no_checkpoint_is_refused_in_one_line(script, tmp_path,
     with pytest.raises(SystemExit) as ended:
         script.main([str(tmp_path)])
     assert ended.value.code == 2 and "is no pipeline checkpoint" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_help_waits_for_no_import_of_torch():
+    command = [sys.executable, "-X", "importtime", str(SCRIPT), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "--num_samples" in done.stdout
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert "argparse" in imported and not imported & {"torch", "transformers", "diffusers", "datasets"}

@@ -15,9 +15,12 @@ from tiny import (
     make_config,
     make_ids,
     make_model,
+    make_tokenizer,
     randomize,
     seeded,
 )
+from tiny_baseline import make_baseline
+from tiny_masked import make_masked
 
 from diffusers_text_nfdm.models import TextDiffusionOutput
 from diffusers_text_nfdm.models.configuration import PREDICTORS
@@ -344,3 +347,22 @@ def test_embedding_monitors_are_the_norm_and_the_distance_to_the_nearest_other_t
 def test_randomize_leaves_no_parameter_at_zero():
     model = randomize(MODELS["nfdm"][0](make_config("nfdm")))
     assert all((p != 0).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("padding", [True, "max_length"])
+@torch.no_grad()
+def test_what_a_tokenizer_returns_can_be_passed_as_it_is(padding):
+    tokenizer = make_tokenizer()
+    texts = ["Tom ran", "a fox"]
+    encoded = tokenizer(texts, padding=padding, return_tensors="pt")
+    assert "attention_mask" in encoded
+    whole = tokenizer(texts, padding="max_length", return_tensors="pt").input_ids
+    assert (encoded.input_ids.shape[1] < LENGTH) == (padding is True)
+    models = (
+        make_model("nfdm", pad_token_id=tokenizer.pad_token_id),
+        make_masked(vocab_size=VOCAB, max_length=LENGTH),
+        make_baseline(vocab_size=VOCAB, max_length=LENGTH),
+    )
+    for model in models:
+        options = {"draws": model.draw(2, seeded(0))} if hasattr(model, "draw") else {}
+        torch.testing.assert_close(model(**encoded, **options).loss, model(whole, **options).loss)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 from safetensors.torch import load_file, save_file
 from tiny import MODELS, logged_warnings, make_pipeline, seeded
 from transformers import AutoModel
@@ -287,3 +288,10 @@ def test_hub_arguments_without_a_push_are_refused(tmp_path):
     with pytest.raises(ValueError, match="commit_message, private only matter with `push_to_hub=True`"):
         make_pipeline().save_pretrained(tmp_path, private=True, commit_message="First")
     assert not list(tmp_path.iterdir())
+
+
+def test_diffusers_finds_the_class_that_a_checkpoint_names(folder):
+    pipe = DiffusionPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    assert type(pipe) is NFDMTextPipeline
+    assert pipe(generator=seeded(0), **STEPS).texts == load(folder)(generator=seeded(0), **STEPS).texts

@@ -5,9 +5,9 @@ import io
 
 import pytest
 import torch
-from tiny import DIM, LENGTH, MODELS, VOCAB, make_pipeline, seeded
+from tiny import DIM, LENGTH, MODELS, VOCAB, make_pipeline, make_tokenizer, seeded
 
-from diffusers_text_nfdm import MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler
+from diffusers_text_nfdm import MarkovChainScheduler, RefinementScheduler, ReverseODEScheduler, ReverseSDEScheduler
 from diffusers_text_nfdm.pipelines import NFDMTextPipelineOutput
 from diffusers_text_nfdm.tokenization import END, PAD, START, UNK
 
@@ -390,3 +390,36 @@ def test_bad_input_is_refused_by_name_and_value_before_any_work(pipe, monkeypatc
     with pytest.raises(ValueError, match=message):
         pipe(**arguments)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_interrupted_call_takes_no_further_step_and_the_next_one_all(pipe):
+    taken = []
+
+    def stop(pipeline, step, timestep, tensors):
+        taken.append(step)
+        pipeline._interrupt = len(taken) == 2
+
+    options = {"num_samples": 3, "batch_size": 2, "num_inference_steps": 6}
+    output = pipe(**options, callback_on_step_end=stop)
+    assert taken == [0, 1] and pipe.interrupt
+    assert output.calls.tolist() == [2, 2, 0] and len(output.texts) == 3
+    assert pipe(**options).calls.tolist() == [6, 6, 6] and not pipe.interrupt
+
+
+@pytest.mark.parametrize("prompted", [False, True])
+def test_a_scheduler_that_writes_tokens_is_interrupted_after_a_call(prompted, monkeypatch):
+    tokenizer = make_tokenizer()
+    ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    overrides = {"predictor": "two_stream", "prediction_type": "categorical", **ids}
+    pipe = make_pipeline("nfdm", RefinementScheduler(block_length=1), **overrides)
+    options = {"prompt": ["Tom", "a"]} if prompted else {"num_samples": 2}
+    assert pipe(**options, generator=seeded(0)).calls.min() > 1
+    denoise = pipe.model.denoise
+
+    def interrupt(*args, **kwargs):
+        pipe._interrupt = True
+        return denoise(*args, **kwargs)
+
+    monkeypatch.setattr(pipe.model, "denoise", interrupt)
+    output = pipe(**options, generator=seeded(0), batch_size=1)
+    assert output.calls.tolist() == [1, 1] and len(output.texts) == 2

@@ -22,3 +22,13 @@ def test_loss_curve_has_its_terms_and_the_entropy():
     assert lines(terms)["diffusion"] == ([0, 5], [80.0, 59.0])
     assert "prior" not in lines(terms), "a term that is always zero is left out"
     assert len(plot_loss(METRICS).axes[0].get_lines()) == 2
+
+
+def test_losses_of_other_steps_have_a_panel_of_their_own():
+    steps = [
+        {"step": 3, "train/cross_entropy": 50.0},
+        {"step": 4, "train/cross_entropy": 40.0, "train/next_token": 30.0},
+    ]
+    *_, losses = plot_loss(METRICS + steps).axes
+    assert lines(losses) == {"cross entropy": ([3, 4], [50.0, 40.0]), "next token": ([4], [30.0])}
+    assert [len(plot_loss(metrics).axes) for metrics in (METRICS + steps, METRICS, METRICS[1:2] + steps)] == [3, 2, 2]

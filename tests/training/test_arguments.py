@@ -52,6 +52,18 @@ def test_every_setting_has_help_and_the_default_recipe_is_the_stories(capsys):
     assert parse_arguments([]).dataset == "stories"
 
 
+@pytest.mark.parametrize("argv", [[], ["--config", "rocstories-nfdm"]])
+def test_help_shows_what_the_recipe_sets(argv, capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments([*argv, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    recipe = TrainingArguments.from_config(*argv[1:])
+    for setting in ("max_steps", "batch_size", "learning_rate", "scheduler", "ema_decay"):
+        assert f"(default: {getattr(recipe, setting)})" in text, setting
+    assert f"(default: {'yes' if recipe.use_muon else 'no'})" in text
+    assert "(default: None)" not in text and "(default: {})" not in text
+
+
 def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text("lerning_rate: 1.0e-3\n")

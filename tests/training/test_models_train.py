@@ -5,10 +5,10 @@ import resource
 
 import pytest
 import torch
-from runs import arguments, finish, launch, metrics
 from transformers import AutoModel
 
 from diffusers_text_nfdm.training import recipe_names, train
+from runs import arguments, finish, launch, metrics
 
 
 # Those that predict Ê without the shortcut of z learn more in few steps.

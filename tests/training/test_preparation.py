@@ -1,10 +1,10 @@
 """What a run starts from."""
 
 import torch
-from runs import arguments
 
 from diffusers_text_nfdm.time_samplers import SMALLEST_TERM
 from diffusers_text_nfdm.training.preparation import TrainingData, build_model
+from runs import arguments
 
 
 def test_copies_are_found_whatever_follows_the_end(data):

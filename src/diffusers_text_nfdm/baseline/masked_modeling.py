@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from ..checks import check_token_ids
+from ..checks import check_token_ids, pad_rows
 from ..clocks import GOLDEN_RATIO, check_known
 from ..models.loading import SafetensorsModel
 from ..models.prediction import Prediction
@@ -231,6 +231,7 @@ class MaskedDiffusionModel(SafetensorsModel):
         largest_share: float = 1.0,
         next_token_weight: float = 0.0,
         next_token_only: bool = False,
+        attention_mask: Tensor | None = None,
         return_dict: bool = True,
     ) -> MaskedDiffusionOutput | tuple:
         """The bound of a batch of token ids `(batch, max_length)`, estimated for one random mask per text.
@@ -244,7 +245,9 @@ class MaskedDiffusionModel(SafetensorsModel):
             largest_share: largest share of the tokens of a block that is hidden, without weights.
             next_token_weight: weight in `loss` of the clean stream's `-log p(x_i | x_<i)`.
             next_token_only: nothing else.
+            attention_mask: not used, as padding is part of a text: `model(**tokenizer(texts, ...))` passes it.
         """
+        input_ids = pad_rows(input_ids, self.config)
         self.check_inputs(input_ids, known)
         block_size = self.block_size(block_size)
         if not 0 < largest_share <= 1:

@@ -95,8 +95,13 @@ class AutoregressiveModel(SafetensorsModel):
         never = torch.tensor([self.config.bos_token_id, self.config.pad_token_id], device=self.token_bias.device)
         return self.token_bias.index_fill(-1, never, -torch.inf)
 
-    def forward(self, input_ids: Tensor, return_dict: bool = True) -> AutoregressiveOutput | tuple:
-        """`-log p(x)` of a batch of token ids `(batch, seq)`: START, tokens, END, PAD."""
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, return_dict: bool = True
+    ) -> AutoregressiveOutput | tuple:
+        """`-log p(x)` of a batch of token ids `(batch, seq)`: START, tokens, END, PAD.
+
+        The `attention_mask` of a tokenizer is not used: nothing behind END is counted.
+        """
         self.check_inputs(input_ids)
         first = self.config.condition_length
         targets = input_ids[:, first + 1 :]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .. import objective
-from ..checks import check_token_ids
+from ..checks import check_token_ids, pad_rows
 from ..clocks import Clock, Density, Windows, check_known, hold_known, make_clock
 from ..conditions import with_condition
 from ..forward_processes import ForwardProcess
@@ -222,13 +222,14 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         next_token_only: bool = False,
         cross_entropy: bool = False,
         jumps: bool = False,
+        attention_mask: Tensor | None = None,
         return_dict: bool = True,
     ) -> TextDiffusionOutput | tuple:
         """The bound of a batch of token ids `(batch, max_length)`, estimated at one random time per text, or per
         window.
 
         Args:
-            input_ids: token ids, padding included: every position is modelled.
+            input_ids: token ids, padding included: every position is modelled. Shorter rows are padded.
             known: `(batch, max_length)`, True for tokens that are given. The bound is then that of the others given
                 them.
             clock: instead of the config's; see `clocks`.
@@ -241,7 +242,9 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It
                 trains no embedding and no forward process; steps of the two are mixed in training.
             jumps: instead of the bound, what jumps over the windows of the clock cost (`objective.jump_losses`).
+            attention_mask: not used, as padding is part of a text: `model(**tokenizer(texts, ...))` passes it.
         """
+        input_ids = pad_rows(input_ids, self.config)
         self.check_inputs(input_ids, known, t)
         self._check_options(cross_entropy, next_token_weight, next_token_only, jumps, known)
         known = with_condition(known, input_ids, self.config.condition_length)

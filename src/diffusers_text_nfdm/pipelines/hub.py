@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import diffusers
 from huggingface_hub import create_repo, snapshot_download, upload_folder
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -116,6 +117,12 @@ def _persist(action: Callable[[], Any]) -> Any:
 
 class HubCheckpointMixin:
     """Overrides of `DiffusionPipeline` for saving, loading and pushing."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # `DiffusionPipeline.from_pretrained` looks in diffusers for the class that model_index.json names.
+        if not hasattr(diffusers, cls.__name__):
+            setattr(diffusers, cls.__name__, cls)
 
     def register_to_config(self, **kwargs: Any) -> None:
         # model_index.json names our components by the package alone, so that a checkpoint survives a move of files

@@ -26,6 +26,10 @@ from .samples import check_samples, decode_texts, fork, sample_generators
 from .token_writing import begins, filling_scheduler, needs_filling, write_tokens
 
 
+class Interruption(Exception):
+    """Ends the writing of tokens where a call is interrupted."""
+
+
 class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     """Generates texts: noise, then for every time of the scheduler a prediction of the model and a step of the
     scheduler, then decoding.
@@ -42,6 +46,10 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     """
 
     _callback_tensor_inputs = ["latents", "prediction", "tokens"]
+    # Set by a callback or another thread: the call takes no further step and returns the texts as they are.
+    _interrupt = False
+    # A call for prompts or gaps makes calls of its own.
+    _calls_itself = False
 
     def __init__(
         self,
@@ -51,6 +59,10 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     ):
         super().__init__()
         self.register_modules(model=model, tokenizer=tokenizer, scheduler=scheduler)
+
+    @property
+    def interrupt(self) -> bool:
+        return self._interrupt
 
     @torch.no_grad()
     def __call__(
@@ -122,6 +134,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 stages of one step of Heun or of an adaptive method they only change where the drift is taken.
         """
         config = self.model.config
+        if not self._calls_itself:
+            self._interrupt = False
         prompted = prompt is not None or condition is not None
         prompted |= bool(config.condition_length) and input_ids is None
         if prompted or needs_filling(self.scheduler, known):
@@ -134,15 +148,19 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 "callback_on_step_end": callback_on_step_end,
                 "callback_on_step_end_tensor_inputs": callback_on_step_end_tensor_inputs,
             }  # fmt: skip
-            if not prompted:
-                output = self._fill(input_ids, known, generator, options)
-            else:
-                if input_ids is not None or latents is not None:
-                    raise ValueError(
-                        "`prompt` and `condition` say what is known; leave out `input_ids`, `known` and `latents`."
-                    )
-                lengths = {"gen_length": gen_length, "max_gap_length": max_gap_length}
-                output = write_prompts(self, prompt, condition, num_samples, generator, lengths, options)
+            if prompted and (input_ids is not None or latents is not None):
+                raise ValueError(
+                    "`prompt` and `condition` say what is known; leave out `input_ids`, `known` and `latents`."
+                )
+            outermost, self._calls_itself = not self._calls_itself, True
+            try:
+                if prompted:
+                    lengths = {"gen_length": gen_length, "max_gap_length": max_gap_length}
+                    output = write_prompts(self, prompt, condition, num_samples, generator, lengths, options)
+                else:
+                    output = self._fill(input_ids, known, generator, options)
+            finally:
+                self._calls_itself = not outermost
             return output if return_dict else output.to_tuple()
         if gen_length is not None:
             raise ValueError("`gen_length` needs a `prompt`, which it continues.")
@@ -299,6 +317,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             ids = config.eos_token_id, config.pad_token_id or 0
             early = EarlyEnd(options.confidence_threshold, *ids, batch.z.shape[:2], batch.z.device)
         for step, timestep in enumerate(scheduler.timesteps):
+            if self._interrupt:
+                break
             prediction = self._predict(batch, timestep, clock, options)
             batch.calls = batch.calls + (1 if early is None else (~early.decided).long())
             # The last step is taken by all that come to it.
@@ -331,13 +351,23 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self._write(batch, model.config.max_length, options)
 
     def _write_tokens(self, batch: TextBatch, options: Options) -> None:
+        latest, calls = None, 0
+
         def note(tokens: Tensor, written: Tensor) -> None:
+            nonlocal latest, calls
             if options.keep_trajectory:
                 batch.trajectory.append(tokens.cpu().clone())
                 batch.times.append(1 - written.cpu() / tokens.shape[1])
             options.bar.update()
+            latest, calls = tokens, calls + 1
+            if self._interrupt:
+                raise Interruption
 
-        batch.written, batch.calls = write_tokens(options.model, options.scheduler, batch, options.num_steps, note)
+        try:
+            # A batch that is begun takes one call at least.
+            batch.written, batch.calls = write_tokens(options.model, options.scheduler, batch, options.num_steps, note)
+        except Interruption:
+            batch.written, batch.calls = latest.clone(), calls
 
     def _predict(self, batch: TextBatch, timestep: Tensor, clock: BatchClock, options: Options) -> Prediction | Tensor:
         """What the model says of the tokens: of those of the window, if the clock has windows."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 COLORS = {"diffusion": "#4477aa", "reconstruction": "#228833", "prior": "#ccbb44", "context": "#aa3377"}
+# What steps are on besides the bound.
+LOSSES = {"cross_entropy": "#ee7733", "next_token": "#0077bb", "jump": "#009988"}
 NUM_TEXTS = 32
 
 
@@ -54,8 +56,8 @@ def read_metrics(run: str | Path) -> list[dict[str, float]]:
 
 @matplotlib.rc_context(STYLE)
 def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None) -> Figure:
-    """The bound over the steps, and its terms where it has several, in nats per text: of the training batches (pale)
-    and of the validation texts.
+    """The bound over the steps, its terms where it has several, and the other losses of the training steps where there
+    are some, in nats per text: of the training batches (pale) and of the validation texts.
 
     Args:
         metrics: entries of metrics.jsonl.
@@ -69,8 +71,10 @@ def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None)
             axes.plot(*zip(*points), **style)
 
     named = [name for name in TERMS if any(entry.get(f"validation/{name}") for entry in metrics)]
-    figure, panels = make_figure(1, 2, (11, 4.2)) if named else make_figure(1, 1, (6.5, 4.2))
-    whole = panels[0] if named else panels
+    losses = [name for name in LOSSES if any(entry.get(f"train/{name}") for entry in metrics)]
+    number = 1 + bool(named) + bool(losses)
+    figure, panels = make_figure(1, number, (1 + 5 * number + 0.5 * (number == 1), 4.2))
+    whole, *others = panels if number > 1 else [panels]
     draw(whole, "train/bound", color="#bbbbbb", linewidth=0.8, label="training batch")
     draw(whole, "validation/bound", color="#222222", marker="o", markersize=3, label="validation, averaged weights")
     if entropy is not None:
@@ -82,9 +86,16 @@ def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None)
     if validated:
         whole.set_ylim(bottom=0.8 * min([*validated, *([] if entropy is None else [entropy])]))
     whole.legend()
+    if losses:
+        trained = others.pop()
+        for name in losses:
+            draw(trained, f"train/{name}", color=LOSSES[name], linewidth=1, label=name.replace("_", " "))
+        trained.set(xlabel="step", ylabel="nats per text", title="Other losses of the training batches")
+        log_scale(trained)
+        trained.legend()
     if not named:
         return figure
-    terms = panels[1]
+    (terms,) = others
     for name in named:
         draw(terms, f"train/{name}", color=COLORS[name], linewidth=0.6, alpha=0.35)
         draw(terms, f"validation/{name}", color=COLORS[name], marker="o", markersize=3, label=name)

@@ -40,6 +40,7 @@ def parse_arguments(
     """Settings from the command line: the recipe or YAML file of `--config`, then what is given besides. `None` after
     `--print_config`.
     """
+    defaults = _defaults(argv, default_recipe)
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--config",
@@ -51,7 +52,7 @@ def parse_arguments(
     for f in dataclasses.fields(TrainingArguments):
         name = f.metadata["group"]
         group = groups.setdefault(name, parser.add_argument_group(name) if name not in groups else None)
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f.metadata["help"]}
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f.metadata["help"] + _shown(defaults[f.name])}
         if setting_types()[f.name] is bool:
             group.add_argument(f"--{f.name}", action=argparse.BooleanOptionalAction, **options)
         elif setting_types()[f.name] is dict:
@@ -73,6 +74,28 @@ def parse_arguments(
         print(arguments.to_yaml(), end="")
         return None
     return arguments
+
+
+def _defaults(argv: list[str] | None, default_recipe: str) -> dict[str, Any]:
+    """What settings are unless they are given: those of the recipe or file that the command line names."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config", nargs="?", default=default_recipe)
+    try:
+        return TrainingArguments.from_config(parser.parse_known_args(argv)[0].config or default_recipe).to_dict()
+    except (ValueError, OSError):
+        # The file is read again, and what is wrong with it is told.
+        return TrainingArguments.from_config(default_recipe).to_dict()
+
+
+def _shown(value: Any) -> str:
+    """A default behind its help. What is empty is said there in words."""
+    if value is None or value in ({}, []):
+        return ""
+    if isinstance(value, dict):
+        value = " ".join(f"{key}={item}" for key, item in value.items())
+    elif isinstance(value, bool):
+        value = "yes" if value else "no"
+    return f" (default: {value})".replace("%", "%%")
 
 
 def _pairs(name: str, items: list[str]) -> dict[str, Any]:

@@ -166,11 +166,12 @@ def _write_release(trainer: Trainer, folder: Path, summary: dict, report: str, t
     arguments = trainer.arguments
     pipeline = trainer.pipeline()
     pipeline.save_pretrained(folder)
-    data = (
-        "The embedded stories of `diffusers_text_nfdm` (`StoryGrammar`), whose entropy is known exactly."
-        if arguments.dataset == "stories"
-        else f"{plain(_public_name(arguments.dataset))}."
-    )
+    terms = {}
+    if arguments.dataset == "stories":
+        data = "The embedded stories of `diffusers_text_nfdm` (`StoryGrammar`), whose entropy is known exactly."
+        terms = {"license": "apache-2.0", "language": "en"}
+    else:
+        data = f"{plain(_public_name(arguments.dataset))}."
     if trainer.data.reports:
         data += f" {trainer.data.reports['train']}"
     protocol = "\n".join(f"- {key}: {plain(str(value))}" for key, value in summary["likelihood"]["protocol"].items())
@@ -188,4 +189,5 @@ def _write_release(trainer: Trainer, folder: Path, summary: dict, report: str, t
         recipe=recipe,
         results="```\n" + report.split("\n\n  ")[0] + "\n```\n\nProtocol of the likelihood:\n\n" + protocol,
         samples=texts[:5],
+        **terms,
     )
