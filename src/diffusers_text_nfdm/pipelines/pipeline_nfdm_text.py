@@ -46,10 +46,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     """
 
     _callback_tensor_inputs = ["latents", "prediction", "tokens"]
-    # Set by a callback or another thread: the call takes no further step and returns the texts as they are.
-    _interrupt = False
-    # A call for prompts or gaps makes calls of its own.
-    _calls_itself = False
+    # A call for prompts or gaps makes calls of its own, by a copy of the pipeline that knows it is one.
+    _is_part = False
 
     def __init__(
         self,
@@ -59,10 +57,21 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     ):
         super().__init__()
         self.register_modules(model=model, tokenizer=tokenizer, scheduler=scheduler)
+        # Copies share it.
+        self._interruption = {"wanted": False}
 
     @property
     def interrupt(self) -> bool:
         return self._interrupt
+
+    @property
+    def _interrupt(self) -> bool:
+        """Set by a callback or another thread: calls take no further step and return the texts as they are."""
+        return self._interruption["wanted"]
+
+    @_interrupt.setter
+    def _interrupt(self, wanted: bool) -> None:
+        self._interruption["wanted"] = wanted
 
     @torch.no_grad()
     def __call__(
@@ -134,7 +143,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 stages of one step of Heun or of an adaptive method they only change where the drift is taken.
         """
         config = self.model.config
-        if not self._calls_itself:
+        if not self._is_part:
             self._interrupt = False
         prompted = prompt is not None or condition is not None
         prompted |= bool(config.condition_length) and input_ids is None
@@ -152,15 +161,13 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 raise ValueError(
                     "`prompt` and `condition` say what is known; leave out `input_ids`, `known` and `latents`."
                 )
-            outermost, self._calls_itself = not self._calls_itself, True
-            try:
-                if prompted:
-                    lengths = {"gen_length": gen_length, "max_gap_length": max_gap_length}
-                    output = write_prompts(self, prompt, condition, num_samples, generator, lengths, options)
-                else:
-                    output = self._fill(input_ids, known, generator, options)
-            finally:
-                self._calls_itself = not outermost
+            part = copy(self)
+            part._is_part = True
+            if prompted:
+                lengths = {"gen_length": gen_length, "max_gap_length": max_gap_length}
+                output = write_prompts(part, prompt, condition, num_samples, generator, lengths, options)
+            else:
+                output = part._fill(input_ids, known, generator, options)
             return output if return_dict else output.to_tuple()
         if gen_length is not None:
             raise ValueError("`gen_length` needs a `prompt`, which it continues.")
