@@ -2,7 +2,9 @@
 
     python examples/estimate_likelihood.py path/or/repo
     python examples/estimate_likelihood.py path/or/repo --dataset valid.jsonl --texts 1000 --draws 16
+    python examples/estimate_likelihood.py path/of/jumps --calls 8
 
+With `--calls` it is the bound of what jumps write in so many calls.
 Of the baselines it is the bound of masked diffusion, and the exact likelihood of an autoregressive model.
 Without `--dataset` the texts are the test split of the embedded stories, whose true entropy is printed beside the
 bound.
@@ -16,6 +18,7 @@ import torch
 from diffusers_text_nfdm import (
     estimate_likelihood,
     exact_likelihood,
+    jump_likelihood,
     load_text_dataset,
     masked_likelihood,
     prepare_dataset,
@@ -37,6 +40,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=8, help="draws of time and noise per text, even (default: 8)")
     parser.add_argument("--block_size", type=int, help="tokens of a block of masked diffusion (default: its own)")
     parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
+    parser.add_argument("--calls", type=int, help="those of jumps, for a model with jumps, instead of a clock")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output", type=output_file, help="JSON file for the result and its protocol")
     arguments = parser.parse_args()
@@ -62,14 +66,20 @@ def main() -> None:
             texts, pipeline.tokenizer, pipeline.model.config.max_length, condition_length=length
         )
         draws = {"num_draws": arguments.draws, "seed": arguments.seed}
+        diffusion = estimate_likelihood, {"clock": arguments.clock, **draws}
+        if arguments.calls is not None:
+            diffusion = jump_likelihood, {"calls": arguments.calls, **draws}
         estimator, options = {
-            "diffusion": (estimate_likelihood, {"clock": arguments.clock, **draws}),
+            "diffusion": diffusion,
             "masked": (masked_likelihood, {"block_size": arguments.block_size, **draws}),
             "ancestral": (exact_likelihood, {}),
         }[pipeline_kind(pipeline)]
-        for name in ("clock", "block_size"):
+        for name in ("clock", "block_size", "calls"):
             if getattr(arguments, name) is not None and name not in options:
-                raise ValueError(f"--{name} has no meaning for a {type(pipeline).__name__}.")
+                beside = " with --calls" if "calls" in options else ""
+                raise ValueError(f"--{name} has no meaning for a {type(pipeline).__name__}{beside}.")
+        if "calls" in options:
+            options["num_inference_steps"] = options.pop("calls")
         estimate = estimator(pipeline.model, **prepared[:], **options, progress=True)
     except (ValueError, OSError) as error:
         parser.error(str(error))

@@ -196,7 +196,7 @@ class HubServer:
         env.update(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_UPDATE_CHECK="1")
         return {**env, **({} if anonymous else {"HF_TOKEN": self.token}), **extra}
 
-    def run(self, code, home, anonymous=False, timeout=120, **extra):
+    def run(self, code, home, anonymous=False, timeout=600, **extra):
         """Run Python `code` as a client and return its stdout; a failure shows the client's stderr."""
         command, env = [sys.executable, "-c", code], self.env(home, anonymous, **extra)
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)

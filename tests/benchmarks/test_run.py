@@ -19,7 +19,7 @@ from timing import interleaved, matrix_operations, ratios  # noqa: E402
 def run(*arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(BENCHMARKS / "run.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
 
 
 def test_quick_run_prints_every_table_and_saves_every_number(tmp_path):

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[2] / "evaluation" / "evaluate_nfdm.py"
 def launch(*arguments):
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
 
 
 def load_script():

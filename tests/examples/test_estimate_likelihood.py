@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "estimate_likelihood.py"
 def launch(*arguments):
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,20 @@ def test_texts_with_conditions(tmp_path):
     assert done.returncode == 0, done.stderr
     done = launch(tmp_path / "pipeline", "--dataset", tmp_path / "records.csv", "--text_column", "ref")
     assert done.returncode == 2 and "has no column 'condition'; its columns are mr, ref" in done.stderr
+
+
+def test_jumps_have_a_bound_for_every_number_of_calls(checkpoint, tmp_path):
+    options = {"prediction_type": "categorical", "predictor": "two_stream", "jumps": True, "max_length": 8}
+    make_pipeline("nfdm", **options).save_pretrained(tmp_path / "pipeline")
+    (tmp_path / "valid.txt").write_text("the cat\na dog\n", encoding="utf-8")
+    given = ["--dataset", tmp_path / "valid.txt", "--draws", 2, "--calls", 3]
+    done = launch(tmp_path / "pipeline", *given, "--output", tmp_path / "result.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "result.json").read_text())["protocol"]["jumps"].startswith("3 calls")
+    done = launch(tmp_path / "pipeline", *given, "--clock", "shared")
+    assert done.returncode == 2 and "--clock has no meaning for a NFDMTextPipeline with --calls" in done.stderr
+    done = launch(checkpoint, *given)
+    assert done.returncode == 2 and "The model cannot jump" in done.stderr
 
 
 def test_what_cannot_be_loaded_is_said_in_a_line(checkpoint, tmp_path):

@@ -135,7 +135,7 @@ def test_two_processes_killed_and_resumed(config, tmp_path):
     process = launch(config, "--output_dir", str(run), "--resume", "latest", processes=2)
     wait_for_step(process, run, killed_at + 2)
     process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=400)
+    printed, _ = process.communicate(timeout=1200)
     stopped_at = step_of(checkpoint_folders(run)[-1])
     assert killed_at < stopped_at < STEPS and f"Stopped by a signal at step {stopped_at} of {STEPS}" in printed
     finish(launch(config, "--output_dir", str(run), "--resume", "latest", processes=2))
@@ -148,7 +148,7 @@ def test_pushed_to_the_hub_with_its_card(config, tmp_path):
         env = hub.env(tmp_path / "home") | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(SCRIPT), "--config", str(config), "--max_steps", "2", "--push_to_hub"]
         options = ["--output_dir", str(tmp_path / "my-model"), "--hub_private"]
-        done = subprocess.run(command + options, env=env, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command + options, env=env, capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, done.stderr[-3000:]
         assert "Pushed to user/my-model." in done.stdout
         files = hub.repos["user/my-model"].files()
