@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 from ..checks import check_positive
 from ..models import Prediction, TextDiffusionModel, evaluation_mode
-from ..models.token_choice import draw_from, noise_of
+from ..models.token_choice import behind_end, draw_from, noise_of
 from ..networks.two_stream_predictor import TextCache
 from ..schedulers import JumpScheduler
 from ..version import __version__
@@ -93,8 +93,7 @@ def jump_nats(
     start = 1 + config.condition_length
     uniforms = torch.rand(n, length, generator=generator, device=input_ids.device, dtype=torch.float64)
     reader, cache = model.text_reader(uniforms[:, :1], 1), TextCache(predictor, num_calls * n, length)
-    ends = (input_ids == config.eos_token_id).long()
-    behind_end, nats = ends.cumsum(1) - ends > 0, uniforms.new_zeros(n)
+    padding, nats = behind_end(input_ids, config.eos_token_id), uniforms.new_zeros(n)
     calls, positions = torch.arange(1, num_calls + 1, device=input_ids.device)[:, None], torch.arange(length)
     # Up to where each call draws what the one before it drew, as far as is known.
     agrees = torch.full((num_calls, n), start, device=input_ids.device)
@@ -105,7 +104,7 @@ def jump_nats(
         logits = Prediction(factors=model.next_token_factors(states)).logits
         weights = torch.softmax(logits.double(), -1).unflatten(0, (num_calls, n))
         token = input_ids[:, i]
-        nats -= weights[-1].gather(-1, token[:, None])[:, 0].log().masked_fill(behind_end[:, i], 0)
+        nats -= weights[-1].gather(-1, token[:, None])[:, 0].log().masked_fill(padding[:, i], 0)
         noise = noise_of(weights[-1], token, uniforms[:, i], model.token_order)
         tokens = draw_from(weights, noise.expand(num_calls, -1), model.token_order)
         tokens[-1] = token

@@ -63,6 +63,12 @@ def noise_of(weights: Tensor, tokens: Tensor, uniforms: Tensor, order: Tensor) -
     return (before + uniforms.to(weight) * weight) / weights.sum(-1)
 
 
+def behind_end(tokens: Tensor, end: int | None) -> Tensor:
+    """Which tokens `(batch, seq)` stand behind the first END of their text."""
+    ends = torch.zeros_like(tokens) if end is None else (tokens == end).long()
+    return ends.cumsum(-1) - ends > 0
+
+
 def draw_tokens(logits: Tensor, uniforms: Tensor | None, temperature: float = 1.0, **cuts) -> Tensor:
     """A draw from `token_probabilities` at every position, or at `temperature=0` the most probable token."""
     if temperature == 0:

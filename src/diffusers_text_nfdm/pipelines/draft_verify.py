@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..models import Prediction, TextDiffusionModel
-from ..models.token_choice import draw_from
+from ..models.token_choice import behind_end, draw_from
 from ..networks.two_stream_predictor import Places
 from ..schedulers import DraftVerifyScheduler
 
@@ -83,5 +83,4 @@ def write_verified(
         written = torch.where(finished, written.clamp_max(length), written)
     beyond = torch.arange(text.shape[1], device=device) >= written[:, None]
     text = text.masked_fill(beyond, config.pad_token_id)[:, :length]
-    after_end = (text == config.eos_token_id).cumsum(1) - (text == config.eos_token_id).long() > 0
-    return text.masked_fill(after_end, config.pad_token_id), calls
+    return text.masked_fill(behind_end(text, config.eos_token_id), config.pad_token_id), calls

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models import Prediction, TextDiffusionModel
+from ..models.token_choice import behind_end
 from ..schedulers import JumpScheduler
 
 
@@ -70,11 +71,11 @@ def write_jumps(
         front[rows] = scheduler.front(calls, num_calls, begun[rows], verified[rows], length)
         read[rows], num_calls_of[rows] = verified[rows] - 1, calls
         on_call(text[:, :length], verified)
-        ended = ((text[rows] == config.eos_token_id) & (positions < verified[rows, None])).any(-1)
+        # What is verified behind END is padding.
+        ended = behind_end(text[rows], config.eos_token_id).gather(1, verified[rows, None])[:, 0]
         going = ~ended & (verified[rows] < length)
         if not going.all():
             rows = rows[going]
             reader.keep(going)
     text = text[:, :length]
-    ends = (text == config.eos_token_id).long()
-    return text.masked_fill(ends.cumsum(1) - ends > 0, config.pad_token_id), num_calls_of
+    return text.masked_fill(behind_end(text, config.eos_token_id), config.pad_token_id), num_calls_of

@@ -24,6 +24,7 @@ from ..models import (
     TextDiffusionModel,
     evaluation_mode,
 )
+from ..models.token_choice import behind_end
 from ..networks.cooccurrence import cooccurrence_embeddings
 from ..tokenization import WordTokenizer, special_ids
 from .arguments import CONFIGS, TrainingArguments
@@ -128,8 +129,7 @@ class TrainingData:
         length = self.arguments.condition_length
         _, end, pad = special_ids(self.tokenizer)
         sequences = text_tokens(sequences.long(), length).clone()
-        after_end = (sequences == end).cumsum(1) - (sequences == end).long() > 0
-        sequences[after_end] = pad
+        sequences[behind_end(sequences, end)] = pad
         rows = {
             row.tobytes()
             for batch in self.train_ids().iter(batch_size=10_000)
