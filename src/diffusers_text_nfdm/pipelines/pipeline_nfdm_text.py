@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import torch
 from diffusers import DiffusionPipeline
@@ -119,6 +120,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 tensors named in `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens`
                 (its best tokens). It may return a dict whose `latents` replace those of the pipeline. Between the
                 stages of one step of Heun or of an adaptive method they only change where the drift is taken.
+                Schedulers that write tokens have only `tokens`, and as timestep the share of each text that is to be
+                written, `(num_samples,)`.
         """
         config = self.model.config
         prompted = prompt is not None or condition is not None
@@ -158,7 +161,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             clamp_predictions=clamp_predictions or None,
             confidence_threshold=confidence_threshold,
             output_type="latent" if output_type == "latent" else None,
-            callback_on_step_end=callback_on_step_end,
+            callback_inputs=None if callback_on_step_end is None else callback_on_step_end_tensor_inputs,
         )
         check_guidance(config, guidance_scale, guidance_model)
         clock = self.model.clock(clock)
@@ -329,10 +332,15 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self._write(batch, model.config.max_length, options)
 
     def _write_tokens(self, batch: TextBatch, options: Options) -> None:
+        steps = count()
+
         def note(tokens: Tensor, written: Tensor) -> None:
+            to_write = 1 - written.cpu() / tokens.shape[1]
             if options.keep_trajectory:
                 batch.trajectory.append(tokens.cpu().clone())
-                batch.times.append(1 - written.cpu() / tokens.shape[1])
+                batch.times.append(to_write)
+            if options.callback is not None:
+                options.callback(self, next(steps), to_write, {name: tokens.clone() for name in options.callback_inputs})
             options.bar.update()
 
         batch.written, batch.calls = write_tokens(options.model, self.scheduler, batch, options.num_steps, note)
