@@ -3,8 +3,8 @@
     python examples/app.py                          # the checkpoints that came along
     python examples/app.py --checkpoints runs/run   # every pipeline below a folder
 
-It needs gradio: pip install diffusers_text_nfdm[demo]. Nothing is fetched at run time, except a model that is asked for
-by its name on the Hub.
+It needs gradio: pip install diffusers_text_nfdm[demo]. Nothing is fetched at run time, except a model that is asked
+for by its name on the Hub.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ PAUSE = 0.08
 EXAMPLES = [
     "One windy Friday, Leo",
     "On a foggy morning, [MASK] bought a tiny [MASK] at the museum. It once belonged to a guilty giraffe. Soon, it "
-    "jumped off his table and broke into six pieces. His friend Bella brought [MASK] and cookies. The clock smelled of "
-    "tape, but Adam felt lucky.",
+    "jumped off his table and broke into six pieces. His friend Bella brought [MASK] and cookies. The clock smelled "
+    "of tape, but Adam felt lucky.",
     "On a windy afternoon, Felix found a grumpy crow under his piano. [GAP] His roommate Daisy bravely came with a "
     "mighty trumpet. The crow ignored the trumpet and clapped. Felix felt lucky, kept the crow, and named it Daisy.",
 ]
