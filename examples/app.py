@@ -209,10 +209,9 @@ def token_probabilities(pipe: NFDMTextPipeline, tokens: Tensor) -> Tensor:
     if model.has_clean_stream:
         with evaluation_mode(model):
             nats = model.clean_stream(tokens.to(model.device), None, next_token=True)[1].cpu()
-        sure[:, -nats.shape[1] :] = torch.exp(-nats)
-    text = slice(model.config.condition_length + 1, None)
-    gaps = (tokens[:, text] == model.config.pad_token_id).cumsum(-1) > 0
-    sure[:, text] = sure[:, text].masked_fill(gaps, math.nan)
+        text = slice(-nats.shape[1], None)
+        gaps = (tokens[:, text] == special_ids(pipe.tokenizer)[2]).cumsum(-1) > 0
+        sure[:, text] = torch.exp(-nats).to(sure).masked_fill(gaps, math.nan)
     return sure
 
 

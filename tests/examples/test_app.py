@@ -114,7 +114,11 @@ def test_the_result_is_the_pipelines_and_the_frames_lead_to_it(app, pipe, schedu
     assert bool(shown) == ("[GAP]" not in prompt)
     given = [word for word in prompt.split() if not word.startswith("[")]
     for text in range(2):
-        assert words_of_kind(app.render_text(pipe, result.frames[-1], result.known, text), "k") == given
+        known = result.frames[-1].tokens[text][result.known[text]].tolist()
+        assert pipe.tokenizer.convert_ids_to_tokens([token for token in known if token > 3]) == given
+        words = words_of_kind(app.render_text(pipe, result.frames[-1], result.known, text), "k")
+        # END may be drawn in a gap, where the text ends.
+        assert words == given[: len(words)] and words[:1] == given[:1]
         for before, after in zip(result.frames, result.frames[1:]):
             kept = before.settled[text] & (before.tokens[text] != pipe.model.config.pad_token_id)
             assert torch.equal(before.tokens[text][kept], after.tokens[text][kept])
@@ -128,13 +132,13 @@ def test_latents_of_a_model_without_a_clean_stream_are_shown_too(app, name):
     assert [frame.call for frame in result.frames] == [1, 2, 3, 4, None]
     assert result.nats is None and result.frames[0].sure.isnan().all()
     html = app.render_result(pipe, result)
-    assert words_of_kind(html, "k")[-1] == "Tom" and "how sure" not in html and "8 calls" not in seen(html)
+    assert words_of_kind(html, "k") == ["Tom"] * 5 + ["given"] and "how sure" not in html
 
 
-def test_many_calls_are_thinned_out_for_the_replay(app, pipe):
-    result = app.write(pipe, app.Request("MarkovChainScheduler", steps=100, clock="shared", temperature=0.0))
-    calls = [frame.call for frame in result.frames]
-    assert len(calls) == app.MAX_FRAMES + 1 and calls[0] == 1 and calls[-2:] == [100, None]
+def test_many_calls_are_thinned_out_for_the_replay(app, pipe, monkeypatch):
+    monkeypatch.setattr(app, "MAX_FRAMES", 4)
+    result = app.write(pipe, app.Request("MarkovChainScheduler", steps=10, clock="shared", temperature=0.0))
+    assert [frame.call for frame in result.frames] == [1, 4, 7, 10, None]
 
 
 def test_the_temperature_acts_on_what_is_drawn(app, pipe):

@@ -64,7 +64,8 @@ def check_token_scheduler(
             raise ValueError(f"`{argument}` has no meaning for {name}; leave it out.")
     if callback_inputs is not None and set(callback_inputs) != {"tokens"}:
         raise ValueError(
-            f"`callback_on_step_end_tensor_inputs` is {list(callback_inputs)}; {name} has only 'tokens' for a callback."
+            f"`callback_on_step_end_tensor_inputs` is {list(callback_inputs)}; {name} has only 'tokens' for a "
+            "callback."
         )
 
 

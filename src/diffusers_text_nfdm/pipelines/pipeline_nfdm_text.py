@@ -340,7 +340,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 batch.trajectory.append(tokens.cpu().clone())
                 batch.times.append(to_write)
             if options.callback is not None:
-                options.callback(self, next(steps), to_write, {name: tokens.clone() for name in options.callback_inputs})
+                tensors = {name: tokens.clone() for name in options.callback_inputs}
+                options.callback(self, next(steps), to_write, tensors)
             options.bar.update()
 
         batch.written, batch.calls = write_tokens(options.model, self.scheduler, batch, options.num_steps, note)
