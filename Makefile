@@ -6,12 +6,15 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help train test test-slow test-oldest quality style bench tables clean
+.PHONY: help train demo space test test-slow test-page test-oldest quality style bench tables clean
 
 help:
 	@echo "make train      train NFDM on the embedded stories and read what it writes"
+	@echo "make demo       serve a page to write with the models, in the browser"
+	@echo "make space      the page as a folder to push as a Space: OUTPUT=folder (default: build/space)"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the tests that take minutes, or need spaCy or ROCStories"
+	@echo "make test-page  drive the page in a headless Chromium, which must be installed"
 	@echo "make test-oldest  run fast tests with the oldest versions that setup.py allows; OLDEST=torch==2.13.0 to name some"
 	@echo "make quality    check the code with ruff; make style mends what can be mended"
 	@echo "make bench      measure speed and memory, side by side with a plain implementation"
@@ -27,16 +30,34 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e ".[dev]"
 	@touch $@
 
+$(VENV)/.installed-demo: $(VENV)/.installed
+	$(PIP) -e ".[demo,test-page]"
+	@touch $@
+
 # Accelerate gives a process one CPU thread unless told otherwise.
 train: $(VENV)/.installed
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		--num_cpu_threads_per_process $$(nproc 2>/dev/null || sysctl -n hw.ncpu) examples/train_nfdm.py
+
+# A model may be asked for by its name on the Hub.
+demo: export HF_HUB_OFFLINE = 0
+demo: $(VENV)/.installed-demo
+	$(BIN)/python examples/app.py $(if $(CHECKPOINTS),--checkpoints $(CHECKPOINTS))
+
+space: OUTPUT ?= build/space
+space:
+	mkdir -p $(OUTPUT)
+	cp -r examples/app.py examples/space/. src/diffusers_text_nfdm checkpoints $(OUTPUT)
+	find $(OUTPUT) -name __pycache__ -type d -prune -exec rm -r {} +
 
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
+
+test-page: $(VENV)/.installed-demo
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m page tests/examples/test_app.py
 
 # Direct dependencies at the lower bounds of setup.py. OLDEST holds versions to take instead, where an old one cannot be
 # had; UV_TORCH_BACKEND=cpu takes torch without CUDA.

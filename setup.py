@@ -12,7 +12,8 @@ EXTRAS = {
     "train": ["accelerate>=1.2", "pyyaml>=6.0", "matplotlib>=3.9", "tensorboard>=2.16.2"],
     "eval": ["evaluate>=0.4.3", "mauve-text>=0.4.0", "matplotlib>=3.9", "pyyaml>=6.0"],
     "references": ["sacrebleu>=2.4", "rouge_score>=0.1.2"],
-    "demo": ["matplotlib>=3.9"],
+    "demo": ["gradio>=6.31", "matplotlib>=3.9"],
+    "test-page": ["playwright>=1.65"],
     "test": ["pytest>=8.0", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6.100", "scipy>=1.13"],
 }
 EXTRAS["test"] += EXTRAS["train"] + EXTRAS["eval"] + EXTRAS["references"]

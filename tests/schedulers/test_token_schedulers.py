@@ -62,3 +62,18 @@ def test_what_has_no_meaning_is_refused_by_name(scheduler):
     for options in ({"clock": "ramp:2"}, {"timesteps": [1.0, 0.5]}, {"output_type": "latent"}):
         with pytest.raises(ValueError, match=f"`{next(iter(options))}` has no meaning for {name}"):
             pipe(**options)
+
+
+@pytest.mark.parametrize("scheduler", TOKEN_SCHEDULERS.values(), ids=TOKEN_SCHEDULERS)
+def test_a_callback_sees_the_tokens_of_every_call(scheduler):
+    pipe, seen = pipeline(scheduler), []
+    options = {"num_samples": 2, "callback_on_step_end": lambda *call: seen.append(call[1:])}
+    with pytest.raises(ValueError, match="has only 'tokens' for a callback"):
+        pipe(**options)
+    output = pipe(
+        **options, callback_on_step_end_tensor_inputs=["tokens"], return_trajectory=True, generator=seeded(0)
+    )
+    steps, to_write, tensors = zip(*seen)
+    assert steps == tuple(range(len(output.trajectory)))
+    assert torch.equal(torch.stack(to_write), output.trajectory_times)
+    assert torch.equal(torch.stack([one["tokens"] for one in tensors]), output.trajectory)

@@ -36,7 +36,9 @@ def warn_of_untrained(config: TextDiffusionConfig, clock: Clock) -> None:
         )
 
 
-def check_token_scheduler(pipeline: NFDMTextPipeline, num_calls: int | None, **given: Any) -> None:
+def check_token_scheduler(
+    pipeline: NFDMTextPipeline, num_calls: int | None, callback_inputs: Sequence[str] | None, **given: Any
+) -> None:
     """Raise a ValueError for what a scheduler that writes tokens has no use for, and for a model that it cannot be
     used with.
     """
@@ -60,6 +62,11 @@ def check_token_scheduler(pipeline: NFDMTextPipeline, num_calls: int | None, **g
     for argument, value in given.items():
         if value is not None:
             raise ValueError(f"`{argument}` has no meaning for {name}; leave it out.")
+    if callback_inputs is not None and set(callback_inputs) != {"tokens"}:
+        raise ValueError(
+            f"`callback_on_step_end_tensor_inputs` is {list(callback_inputs)}; {name} has only 'tokens' for a "
+            "callback."
+        )
 
 
 def check_guidance(config: TextDiffusionConfig, scale: float, weaker: TextDiffusionModel | None) -> None:

@@ -141,6 +141,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 tensors named in `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens`
                 (its best tokens). It may return a dict whose `latents` replace those of the pipeline. Between the
                 stages of one step of Heun or of an adaptive method they only change where the drift is taken.
+                Schedulers that write tokens have only `tokens`, and as timestep the share of each text that is to be
+                written, `(num_samples,)`.
         """
         config = self.model.config
         if not self._is_part:
@@ -184,7 +186,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             clamp_predictions=clamp_predictions or None,
             confidence_threshold=confidence_threshold,
             output_type="latent" if output_type == "latent" else None,
-            callback_on_step_end=callback_on_step_end,
+            callback_inputs=None if callback_on_step_end is None else callback_on_step_end_tensor_inputs,
         )
         check_guidance(config, guidance_scale, guidance_model)
         clock = self.model.clock(clock)
@@ -362,9 +364,13 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
 
         def note(tokens: Tensor, written: Tensor) -> None:
             nonlocal latest, calls
+            to_write = 1 - written.cpu() / tokens.shape[1]
             if options.keep_trajectory:
                 batch.trajectory.append(tokens.cpu().clone())
-                batch.times.append(1 - written.cpu() / tokens.shape[1])
+                batch.times.append(to_write)
+            if options.callback is not None:
+                tensors = {name: tokens.clone() for name in options.callback_inputs}
+                options.callback(self, calls, to_write, tensors)
             options.bar.update()
             latest, calls = tokens, calls + 1
             if self._interrupt:
