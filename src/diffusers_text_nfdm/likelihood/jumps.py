@@ -26,7 +26,7 @@ def jump_likelihood(
     num_chars: Tensor | Sequence[int] | None = None,
     *,
     num_inference_steps: int,
-    jump_length: int = 12,
+    jump_length: int = 16,
     num_draws: int = 2,
     batch_size: int = 64,
     seed: int = 0,

@@ -40,7 +40,7 @@ class JumpScheduler(TokenScheduler):
     """
 
     @register_to_config
-    def __init__(self, jump_length: int = 12, temperature: float = 1.0, min_p: float = 0.0):
+    def __init__(self, jump_length: int = 16, temperature: float = 1.0, min_p: float = 0.0):
         self._check_choice()
         self._check_count("jump_length", jump_length)
 
