@@ -34,7 +34,7 @@ setup(
     install_requires=[
         "torch>=2.9",
         "transformers>=5.4",
-        "diffusers>=0.36",
+        "diffusers>=0.37",
         "datasets>=4.0",
         "huggingface_hub>=1.0",
         "tokenizers>=0.22",
