@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--block_size", type=int, help="tokens of a block of masked diffusion (default: its own)")
     parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
     parser.add_argument("--calls", type=int, help="those of jumps, for a model with jumps, instead of a clock")
+    parser.add_argument("--clean_stream", action="store_true", help="the exact likelihood of the clean stream instead")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output", type=output_file, help="JSON file for the result and its protocol")
     arguments = parser.parse_args()
@@ -69,6 +70,8 @@ def main() -> None:
         diffusion = estimate_likelihood, {"clock": arguments.clock, **draws}
         if arguments.calls is not None:
             diffusion = jump_likelihood, {"calls": arguments.calls, **draws}
+        if arguments.clean_stream:
+            diffusion = exact_likelihood, {}
         estimator, options = {
             "diffusion": diffusion,
             "masked": (masked_likelihood, {"block_size": arguments.block_size, **draws}),
