@@ -94,12 +94,13 @@ def jump_nats(
     uniforms = torch.rand(n, length, generator=generator, device=input_ids.device, dtype=torch.float64)
     reader, cache = model.text_reader(uniforms[:, :1], 1), TextCache(predictor, num_calls * n, length)
     padding, nats = behind_end(input_ids, config.eos_token_id), uniforms.new_zeros(n)
-    calls, positions = torch.arange(1, num_calls + 1, device=input_ids.device)[:, None], torch.arange(length)
+    calls = torch.arange(1, num_calls + 1, device=input_ids.device)[:, None]
+    positions = torch.arange(length, device=input_ids.device)
     # Up to where each call draws what the one before it drew, as far as is known.
     agrees = torch.full((num_calls, n), start, device=input_ids.device)
     inputs = reader.token_inputs[input_ids[:, :start]].repeat(num_calls, 1, 1)
     for i in range(start, length):
-        at = positions[i - inputs.shape[1] : i].to(input_ids.device).expand(len(inputs), -1)
+        at = positions[i - inputs.shape[1] : i].expand(len(inputs), -1)
         states = predictor.read_on(inputs, at, cache)[:, -1]
         logits = Prediction(factors=model.next_token_factors(states)).logits
         weights = torch.softmax(logits.double(), -1).unflatten(0, (num_calls, n))

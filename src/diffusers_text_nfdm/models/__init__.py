@@ -1,7 +1,8 @@
 from transformers import AutoConfig, AutoModel
 
 from .configuration import DiffusionLMConfig, MuLANConfig, NFDMConfig, TextDiffusionConfig
-from .modeling import TextDiffusionModel, evaluation_mode
+from .evaluation import evaluation_mode
+from .modeling import TextDiffusionModel
 from .outputs import TERMS, Draws, TextDiffusionOutput
 from .prediction import Prediction
 from .systems import DiffusionLMModel, MuLANModel, NFDMModel

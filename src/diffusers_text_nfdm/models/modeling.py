@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Lock
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -377,29 +373,3 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         check_token_ids(input_ids, self.config.vocab_size)
         if t is not None and t.device.type == "cpu" and not ((t >= 0) & (t <= 1)).all():
             raise ValueError(f"`t` is {t.tolist()}; every time must be a number in [0, 1].")
-
-
-# Models that are being evaluated: by how many, and their mode before.
-_EVALUATED: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
-_EVALUATION_LOCK = Lock()
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The model without dropout, and back in the mode it was in, whatever happens.
-
-    Several threads may evaluate one model: the last of them brings it back.
-    """
-    with _EVALUATION_LOCK:
-        users, was_training = _EVALUATED.get(model, (0, model.training))
-        _EVALUATED[model] = users + 1, was_training
-        model.eval()
-    try:
-        yield
-    finally:
-        with _EVALUATION_LOCK:
-            users, was_training = _EVALUATED.pop(model)
-            if users > 1:
-                _EVALUATED[model] = users - 1, was_training
-            else:
-                model.train(was_training)

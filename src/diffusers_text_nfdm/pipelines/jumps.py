@@ -47,7 +47,7 @@ def write_jumps(
         verified = num_given.clone()
         text[:, :length] = torch.where(positions[:length] < verified[:, None], given, text[:, :length])
     begun, front, read, calls = verified.clone(), verified.clone(), torch.zeros_like(verified), 0
-    num_calls_of = torch.zeros_like(verified)
+    taken = torch.zeros_like(verified)
     # The texts that are not finished; the others take no part in a call.
     rows = (verified < length).nonzero()[:, 0]
     reader = model.text_reader(noise, len(rows))
@@ -69,7 +69,7 @@ def write_jumps(
         text[new] = torch.where(inside, tokens, draft)
         verified[rows] = (first + accepted + 1).clamp_max(length)
         front[rows] = scheduler.front(calls, num_calls, begun[rows], verified[rows], length)
-        read[rows], num_calls_of[rows] = verified[rows] - 1, calls
+        read[rows], taken[rows] = verified[rows] - 1, calls
         on_call(text[:, :length], verified)
         # What is verified behind END is padding.
         ended = behind_end(text[rows], config.eos_token_id).gather(1, verified[rows, None])[:, 0]
@@ -78,4 +78,4 @@ def write_jumps(
             rows = rows[going]
             reader.keep(going)
     text = text[:, :length]
-    return text.masked_fill(behind_end(text, config.eos_token_id), config.pad_token_id), num_calls_of
+    return text.masked_fill(behind_end(text, config.eos_token_id), config.pad_token_id), taken

@@ -44,14 +44,16 @@ class JumpScheduler(TokenScheduler):
         self._check_choice()
         self._check_count("jump_length", jump_length)
 
-    def front(self, call: int, num_calls: int | None, given: Tensor, verified: Tensor, length: int) -> Tensor:
+    def front(self, call: int | Tensor, num_calls: int | None, given: Tensor, verified: Tensor, length: int) -> Tensor:
         """How many tokens are before the front after a call, the first one having number 1, `(batch,)`."""
         front = verified + self.config.jump_length
         if num_calls is not None:
             front = front.maximum(given + ((length - given) * call / num_calls).ceil().long())
         return front.clamp_max(length)
 
-    def step(self, draft: Tensor, drafted: Tensor, logits: Tensor, noise: Tensor, token_order: Tensor) -> tuple:
+    def step(
+        self, draft: Tensor, drafted: Tensor, logits: Tensor, noise: Tensor, token_order: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Draw tokens, and verify those that were drawn before.
 
         Args:
