@@ -26,10 +26,6 @@ from .networks.two_stream_predictor import Places
 if TYPE_CHECKING:
     from .models import Draws, TextDiffusionModel
 
-# Weight of the first of two calls in training.
-FIRST_CALL_WEIGHT = 0.5
-
-
 @dataclass
 class BoundTerms:
     """Terms of the bound, `(batch, seq)` but for the context's, `(batch,)`; zero for known tokens.
@@ -72,7 +68,8 @@ def bound(
     true = path(E)
     z = keep_known(known, process.initial_marginal(E, c).mean, true.sample(draws.noise))
     shown = model.shown_prediction(draws, z, times.value, c, clean, windows, known)
-    prediction = model.denoise(z, times.value, c, clean, shown, windows, known)
+    second_call = model.second_calls(draws)
+    prediction = model.denoise(z, times.value, c, clean, shown, windows, known, second_call=second_call)
     E_hat = keep_known(known, E, prediction.embeddings)
     squared_error = (E - E_hat).square()
     weight = process.diffusion_weight(times, c)
@@ -117,11 +114,9 @@ def cross_entropy(
         z = keep_known(known, process.initial_marginal(E, c).mean, z)
     clean, next_token_losses = model.clean_stream(input_ids, windows, next_token, detach_process=True)
     shown = model.shown_prediction(draws, z, t, c, clean, windows, known)
-    prediction = model.denoise(z, t, c, clean, shown, windows, known, detach_process=True)
+    options = {"detach_process": True, "second_call": model.second_calls(draws)}
+    prediction = model.denoise(z, t, c, clean, shown, windows, known, **options)
     losses, _ = linear_cross_entropy(*prediction.factors, input_ids)
-    if prediction.first_factors is not None:
-        first, _ = linear_cross_entropy(*prediction.first_factors, input_ids)
-        losses = losses + FIRST_CALL_WEIGHT * (first - first.detach())
     return losses if known is None else losses.masked_fill(known, 0), next_token_losses
 
 

@@ -89,13 +89,14 @@ def token_inputs(name="nfdm", setting="ramp", **options):
 
 
 def watch_predictor(model):
-    """The tokens, and whether it is the second call, of all calls of the network to come."""
+    """The tokens, the states, and whether it is the second call, of all calls of the network to come."""
     seen, forward = [], model.predictor.forward
 
     def spy(z, t, context, tokens, self_condition, clean, places, second_call=False):
         assert self_condition is None
-        seen.append((tokens, second_call))
-        return forward(z, t, context, tokens, self_condition, clean, places, second_call)
+        states = forward(z, t, context, tokens, self_condition, clean, places, second_call)
+        seen.append((tokens, states, second_call))
+        return states
 
     model.predictor.forward = spy
     return seen
@@ -108,10 +109,11 @@ def test_the_second_call_sees_tokens_as_the_first_predicts_them(name):
     model, z, t, context, clean, windows = token_inputs(name)
     seen = watch_predictor(model)
     prediction = model.denoise(z, t, context, clean, windows=windows)
-    (first_tokens, first), (tokens, second) = seen
+    (first_tokens, first_states, first), (tokens, _, second) = seen
     assert (first, second) == (False, True)
-    states, weight, bias = prediction.first_factors
+    factors, weight, bias = prediction.factors
     size, rows = model.config.hidden_size, model.predictor.token_rows.weight
+    states = torch.cat([first_states, factors[..., size:]], -1)
     expected = torch.softmax(states @ weight.T + bias, -1) @ rows
     alone = torch.zeros(TEXTS, LENGTH, dtype=torch.bool)
     alone[0, 0] = True
@@ -120,8 +122,7 @@ def test_the_second_call_sees_tokens_as_the_first_predicts_them(name):
     without = torch.softmax(states[..., :size] @ weight[:, :size].T + bias, -1) @ rows
     assert relative_error(tokens[alone], without[alone]) < 1e-12
     assert relative_error(expected[alone], without[alone]) > 1e-3
-    assert torch.equal(prediction.factors[0][..., size:], states[..., size:])
-    assert relative_error(prediction.factors[0][..., :size], states[..., :size]) > 1e-3
+    assert relative_error(factors[..., :size], first_states) > 1e-3
     assert relative_error(first_tokens, tokens) > 1e-3
 
 
@@ -139,39 +140,46 @@ def test_what_moves_alone_is_hidden_from_both_calls():
 def test_without_self_conditioning_there_is_one_call():
     model, z, t, context, clean, windows = token_inputs(self_conditioning=False)
     seen = watch_predictor(model)
-    assert model.denoise(z, t, context, clean, windows=windows).first_factors is None
-    assert [second for _, second in seen] == [False]
+    model.denoise(z, t, context, clean, windows=windows)
+    assert [second for *_, second in seen] == [False]
     assert model.predictor.second_call is None
 
 
+@pytest.mark.parametrize("cross_entropy", [False, True])
 @pytest.mark.parametrize("setting", TOKENS)
 @pytest.mark.parametrize("name", ["nfdm", "mulan"])
-def test_cross_entropy_is_that_of_the_second_call_and_trains_both(name, setting):
-    """The first call is in the gradient alone, with its weight."""
-    model, ids = conditioned(name, **SETTINGS[setting]).train(), texts()
+def test_training_reads_the_texts_that_were_drawn_twice_and_the_others_once(name, setting, cross_entropy):
+    """Each text has the loss and the gradient of its own calls."""
+    model, ids = conditioned(name, **SETTINGS[setting]), texts()
     draws = model.draw(TEXTS, seeded(1))
-    times, windows = model.token_times(model.clock(), draws)
-    output = model(ids, draws=draws, cross_entropy=True)
-    context, _ = model.encode_context(model.embed(ids), draws.context_noise)
-    marginal = model.forward_process.marginal(model.embed(ids), times.value, context, windows.mixing)
-    z = marginal.sample(draws.noise).detach()
-    clean, _ = model.clean_stream(ids, windows, detach_process=True)
-    context = None if context is None else context.detach()
-    prediction = model.denoise(z, times.value, context, clean, windows=windows, detach_process=True)
+    draws.self_conditioned = torch.tensor([0.1, 0.8, 0.2], dtype=torch.float64)
+    term = "cross_entropy" if cross_entropy else "bound"
+    denoise, options = model.denoise, {"draws": draws, "cross_entropy": cross_entropy}
 
-    def loss(factors):
-        states, weight, bias = factors
-        logits = states @ weight.T + bias
-        return -torch.log_softmax(logits, -1).gather(-1, ids[..., None])[..., 0].sum(-1)
+    def with_calls(second_call):
+        model.denoise = lambda *x, **named: denoise(*x, **{**named, "second_call": second_call})
+        return model(ids, **options)[term]
 
-    second, first = loss(prediction.factors), loss(prediction.first_factors)
-    torch.testing.assert_close(output.cross_entropy, second, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(output.loss, second.mean(), rtol=1e-10, atol=1e-12)
-    expected = gradients((second + objective.FIRST_CALL_WEIGHT * first).mean(), model)
-    actual = gradients(output.loss, model)
-    assert objective.FIRST_CALL_WEIGHT > 0 and actual.keys() == expected.keys()
+    once, twice = with_calls(False), with_calls(True)
+    model.denoise = denoise
+    read_twice = torch.tensor([True, False, True])
+    expected = torch.where(read_twice, twice, once)
+    assert torch.equal(model(ids, **options)[term], twice)
+    actual = model.train()(ids, **options)[term]
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    assert relative_error(once, twice) > 1e-4
+    expected, actual = gradients(expected.sum(), model), gradients(actual.sum(), model)
+    assert actual.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(actual[key], value, rtol=1e-7, atol=1e-10)
+
+
+def test_three_quarters_of_the_texts_are_read_twice_in_training():
+    model = conditioned(**SETTINGS["ramp"]).train()
+    draws = model.draw(1000, seeded(0))
+    assert torch.equal(model.second_calls(draws), draws.self_conditioned < 0.75)
+    assert model.eval().second_calls(draws) is True
+    assert conditioned(**SETTINGS["bert"]).train().second_calls(draws) is True
 
 
 def test_no_gradient_goes_from_the_second_call_through_the_first():
@@ -292,5 +300,5 @@ def test_sampling_calls_the_network_twice_for_every_prediction(scheduler, settin
     pipeline = make_pipeline("nfdm", SCHEDULERS[scheduler], **SETTINGS[setting], **options)
     seen = watch_predictor(pipeline.model)
     output = pipeline(num_samples=2, num_inference_steps=9, generator=seeded(0))
-    assert [second for _, second in seen] == [False, True] * (len(seen) // 2)
+    assert [second for *_, second in seen] == [False, True] * (len(seen) // 2)
     assert output.num_function_evaluations == len(seen)

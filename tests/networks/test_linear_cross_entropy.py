@@ -73,6 +73,28 @@ def test_without_gradients_none_are_computed(monkeypatch):
     assert not linear_cross_entropy(*(x.detach() for x in inputs), ids)[0].requires_grad
 
 
+@pytest.mark.usefixtures("_rows_per_chunk")
+@pytest.mark.parametrize("reduce", ["mean", "weighted"])
+def test_under_autocast_losses_are_exact_and_only_bfloat16_rounds_gradients(reduce):
+    inputs, ids = make_inputs(torch.float32)
+    weights = torch.rand(BATCH, LENGTH)
+
+    def run():
+        losses, _ = linear_cross_entropy(*inputs, ids)
+        return losses, torch.autograd.grad(losses.mean() if reduce == "mean" else (losses * weights).sum(), inputs)
+
+    losses, gradients = run()
+    for dtype, limit in ((torch.bfloat16, 1e-2), (torch.float16, 0)):
+        with torch.autocast("cpu", dtype):
+            rough_losses, rough_gradients = run()
+        assert torch.equal(rough_losses, losses)
+        # That of the bias is a sum, no product.
+        assert torch.equal(rough_gradients[2], gradients[2])
+        for rough, exact in zip(rough_gradients[:2], gradients[:2]):
+            assert relative_error(rough, exact) <= limit
+            assert torch.equal(rough, exact) == (limit == 0)
+
+
 class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
     """Number of elements of the largest tensor made meanwhile."""
 

@@ -12,8 +12,10 @@ from .outputs import Draws
 from .prediction import Prediction
 
 
-# Share of the texts whose first Ê training shows to the predictor, with self-conditioning.
+# Share of the texts whose first Ê training shows to the predictor, with self-conditioning; and of those that training
+# reads twice, where a second call sees tokens.
 SELF_CONDITIONED_SHARE = 0.25
+SECOND_CALL_SHARE = 0.75
 
 
 class Denoiser:
@@ -30,7 +32,7 @@ class Denoiser:
         known: Tensor | None = None,
         window: slice | None = None,
         detach_process: bool = False,
-        second_call: bool = True,
+        second_call: bool | Tensor = True,
     ) -> Prediction:
         """What the predictor says of the clean tokens behind `z`.
 
@@ -44,7 +46,7 @@ class Denoiser:
             known: `(batch, seq)`, the tokens that are given.
             window: the tokens to predict. Without it all windows of a text are predicted at once.
             detach_process: no gradient goes to the embeddings and the forward process.
-            second_call: with self-conditioning by tokens, whether there is one.
+            second_call: with self-conditioning by tokens, whether there is one, or for which texts, `(batch,)`.
         """
         part, places = window or slice(None), None
         if self._sees_embeddings and self_condition is None:
@@ -57,7 +59,7 @@ class Denoiser:
             table, bias = self.embedding_table(), self.token_bias.to(z.dtype)
             alpha_sigma = tuple(_at(x, part) for x in self.forward_process.alpha_sigma(t, context))
         inputs = z[:, part], _at(t, part), alpha_sigma, table, bias, context, self_condition, clean, places
-        options = {} if second_call else {"second_call": False}
+        options = {} if second_call is True else {"second_call": second_call}
         prediction = self.prediction(self.predictor, *inputs, **options)
         prediction.window, prediction.length = window, z.shape[1]
         return prediction
@@ -143,6 +145,12 @@ class Denoiser:
                 windows = windows._replace(starts=windows.starts[rows])
             shown[rows] = self.first_prediction(z[rows], t[rows], context, clean, windows, known)
         return shown
+
+    def second_calls(self, draws: Draws) -> bool | Tensor:
+        """Which texts have a second call: in training a share of them, since the predictor learns both calls."""
+        if self.training and self.config.self_conditioning and not self._sees_embeddings:
+            return draws.self_conditioned < SECOND_CALL_SHARE
+        return True
 
     def read_clean(
         self, input_ids: Tensor, before: CleanTokens | None = None, detach_process: bool = False

@@ -34,7 +34,6 @@ class Prediction:
         factors: `(states, weight, bias)` with logits `states weightᵀ + bias`, so that a loss need not hold the logits.
         table: the token embeddings, whose mean under the logits is Ê.
         window: the tokens that were predicted, out of `length`; `None` for all. Ê of the others is zero.
-        first_factors: `factors` of the first of two calls, which is trained as well.
     """
 
     def __init__(
@@ -44,9 +43,7 @@ class Prediction:
         table: Tensor | None = None,
         window: slice | None = None,
         length: int | None = None,
-        first_factors: tuple[Tensor, Tensor, Tensor] | None = None,
     ):
-        self.first_factors = first_factors
         self._embeddings, self.factors, self.table = embeddings, factors, table
         self.window, self.length = window, length
 
@@ -170,7 +167,7 @@ class CategoricalPrediction(nn.Module):
         self_condition: Tensor | None = None,
         clean: CleanTokens | None = None,
         places: Places | None = None,
-        second_call: bool = True,
+        second_call: bool | Tensor = True,
     ) -> Prediction:
         """Logits from latents and times.
 
@@ -179,7 +176,8 @@ class CategoricalPrediction(nn.Module):
             alpha_sigma: of the forward process at the times.
             table: token embeddings, `(vocab, dim)`.
             bias: b.
-            second_call: with self-conditioning, whether there is one.
+            second_call: with self-conditioning, whether there is one, or for which texts, `(batch,)`. No gradient
+                goes through the call before it.
         """
         output = predictor.output
         with full_precision(z):
@@ -195,20 +193,40 @@ class CategoricalPrediction(nn.Module):
             if self_condition is not None:
                 # Its first Ê has its latent in it, too.
                 self_condition = self_condition.masked_fill(alone[..., None], 0)
-        tokens, first_factors = None, None
-        if predictor.reads_tokens:
-            tokens = mean_token_rows(shown, evidence_weight, bias, predictor.token_rows.weight)
         latents = self.linear_estimate(z, (alpha, sigma))
-        inputs = latents, shown_t, context
-        states = predictor(*inputs, tokens, self_condition, clean, places).to(z.dtype)
-        if second_call and predictor.reads_tokens and predictor.second_call is not None:
+
+        def read(rows: Tensor | slice, twice: bool) -> Tensor:
+            inputs = (_of_texts(x, rows) for x in (latents, shown_t, context))
+            given = None if clean is None else clean.rows(rows), None if places is None else places.rows(rows)
+            if not predictor.reads_tokens:
+                return predictor(*inputs, None, _of_texts(self_condition, rows), *given).to(z.dtype)
+            inputs, seen, token_rows = tuple(inputs), shown[rows], predictor.token_rows.weight
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not twice):
+                tokens = mean_token_rows(seen, evidence_weight, bias, token_rows)
+                states = predictor(*inputs, tokens, None, *given).to(z.dtype)
+            if not twice:
+                return states
+            # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too
+            # (pytorch/pytorch#165068).
+            torch.clear_autocast_cache()
             # The second call sees tokens as the first one predicts them.
-            first_factors = torch.cat([states, evidence], dim=-1), weight, logit_bias
-            predicted = torch.cat([states.detach(), shown], dim=-1)
-            tokens = mean_token_rows(predicted, weight, logit_bias, predictor.token_rows.weight)
-            states = predictor(*inputs, tokens, None, clean, places, second_call=True).to(z.dtype)
-        factors = torch.cat([states, evidence], dim=-1), weight, logit_bias
-        return Prediction(factors=factors, table=table, first_factors=first_factors)
+            tokens = mean_token_rows(torch.cat([states, seen], dim=-1), weight, logit_bias, token_rows)
+            return predictor(*inputs, tokens, None, *given, second_call=True).to(z.dtype)
+
+        if getattr(predictor, "second_call", None) is None:
+            second_call = False
+        if isinstance(second_call, bool):
+            states = read(slice(None), second_call)
+        else:
+            parts = [(rows, twice) for rows, twice in ((~second_call, False), (second_call, True)) if rows.any()]
+            states = torch.cat([read(rows, twice) for rows, twice in parts])
+            states = states[torch.cat([rows.nonzero()[:, 0] for rows, _ in parts]).argsort()]
+        return Prediction(factors=(torch.cat([states, evidence], dim=-1), weight, logit_bias), table=table)
+
+
+def _of_texts(x: Tensor | None, rows: Tensor | slice) -> Tensor | None:
+    """Values of some texts, `(batch or 1, ...)`."""
+    return x if x is None or len(x) == 1 else x[rows]
 
 
 def mean_token_rows(evidence: Tensor, evidence_weight: Tensor, bias: Tensor, rows: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, input_ids
     """`-log softmax(hidden weightᵀ + bias)[id]` for every position, and whether no logit is above that of the id.
 
     The positions are taken in chunks and the gradients are computed along with the loss, so that the logits are
-    computed once and the memory does not grow with positions times vocabulary.
+    computed once and the memory does not grow with positions times vocabulary. Logits and losses are in the precision
+    of the arguments, whatever autocast would choose; where it chooses bfloat16, the products for the gradients are in
+    that.
 
     Args:
         hidden: `(..., dim)`.
@@ -25,15 +27,19 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, input_ids
         input_ids: `(...)`.
     """
     needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (hidden, weight, bias))
-    # In the precision of the arguments, whatever autocast would choose.
-    with torch.autocast(hidden.device.type, enabled=False):
-        return _LinearCrossEntropy.apply(hidden, weight, bias, input_ids, needs_gradients)
+    kind = hidden.device.type
+    rough = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+    with torch.autocast(kind, enabled=False):
+        return _LinearCrossEntropy.apply(hidden, weight, bias, input_ids, needs_gradients, rough)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor, input_ids: Tensor, needs_gradients: bool):
-        losses, correct, gradients = _over_chunks(hidden, weight, bias, input_ids, None, needs_gradients)
+    def forward(
+        ctx, hidden: Tensor, weight: Tensor, bias: Tensor, input_ids: Tensor, needs_gradients: bool, rough: bool
+    ):
+        losses, correct, gradients = _over_chunks(hidden, weight, bias, input_ids, None, needs_gradients, rough)
+        ctx.rough = rough
         if needs_gradients:
             ctx.save_for_backward(hidden, weight, bias, input_ids, *gradients)
         ctx.mark_non_differentiable(correct)
@@ -46,10 +52,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if not _is_constant(losses_gradient):
             # Positions are weighted differently: their share of the gradients of weight and bias was not known in the
             # forward pass.
-            gradients = _over_chunks(hidden, weight, bias, input_ids, losses_gradient, True)[2]
-            return *gradients, None, None
+            gradients = _over_chunks(hidden, weight, bias, input_ids, losses_gradient, True, ctx.rough)[2]
+            return *gradients, None, None, None
         factor = losses_gradient.as_strided((), ())
-        return *(gradient * factor for gradient in gradients), None, None
+        return *(gradient * factor for gradient in gradients), None, None, None
 
 
 def _is_constant(x: Tensor) -> bool:
@@ -63,10 +69,16 @@ def _is_constant(x: Tensor) -> bool:
 
 
 def _over_chunks(
-    hidden: Tensor, weight: Tensor, bias: Tensor, input_ids: Tensor, weights: Tensor | None, with_gradients: bool
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    input_ids: Tensor,
+    weights: Tensor | None,
+    with_gradients: bool,
+    rough: bool,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Losses, correctness, and the gradients of `Σ_i weights_i loss_i` (weights of 1 if `None`) in hidden, weight and
-    bias.
+    bias, with products in bfloat16 where they are `rough`.
     """
     rows, ids = hidden.reshape(-1, hidden.shape[-1]), input_ids.reshape(-1, 1)
     weights = None if weights is None else weights.reshape(-1, 1)
@@ -77,6 +89,7 @@ def _over_chunks(
     chunk = max(1, CHUNK_ELEMENTS.get(rows.device.type, ACCELERATOR_CHUNK_ELEMENTS) // len(weight))
     # One buffer for all chunks and, in turn, for logits, probabilities and gradients: it stays in cache.
     buffer = rows.new_empty(min(chunk, len(rows)), len(weight))
+    rough_rows, rough_weight = (x.bfloat16() for x in (rows, weight)) if rough and with_gradients else (None, None)
     for start in range(0, len(rows), chunk):
         part = slice(start, start + chunk)
         logits = torch.addmm(bias, rows[part], weight.T, out=buffer[: len(rows) - start])
@@ -92,8 +105,13 @@ def _over_chunks(
         logits_gradient = probabilities.scatter_add_(1, ids[part], torch.full_like(target, -1))
         if weights is not None:
             logits_gradient.mul_(weights[part])
-        torch.mm(logits_gradient, weight, out=gradients[0][part])
-        gradients[1].addmm_(logits_gradient.T, rows[part])
         gradients[2].add_(logits_gradient.sum(0))
+        if rough:
+            logits_gradient = logits_gradient.bfloat16()
+            gradients[0][part] = logits_gradient @ rough_weight
+            gradients[1].add_(logits_gradient.T @ rough_rows[part])
+        else:
+            torch.mm(logits_gradient, weight, out=gradients[0][part])
+            gradients[1].addmm_(logits_gradient.T, rows[part])
     losses, correct = losses.view(input_ids.shape), correct.view(input_ids.shape)
     return losses, correct, (gradients[0].view(hidden.shape), *gradients[1:]) if with_gradients else ()

@@ -72,6 +72,10 @@ class Places(NamedTuple):
         """Some of the tokens."""
         return Places(*(None if x is None else x[..., part] for x in self))
 
+    def rows(self, rows: Tensor | slice) -> Places:
+        """Those of some texts."""
+        return Places(*(x if x is None or x.ndim == 1 or len(x) == 1 else x[rows] for x in self))
+
 
 def sees_clean(places: Places, clean: Tensor) -> Tensor:
     """Which clean tokens, at positions `clean`, noisy ones see: those before their window."""
@@ -106,7 +110,7 @@ class CleanTokens:
     inputs: Tensor
     keys_values: tuple[tuple[Tensor, Tensor], ...]
 
-    def rows(self, rows: Tensor) -> CleanTokens:
+    def rows(self, rows: Tensor | slice) -> CleanTokens:
         """Those of some texts."""
         return CleanTokens(self.inputs[rows], tuple((key[rows], value[rows]) for key, value in self.keys_values))
 
