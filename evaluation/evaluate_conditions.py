@@ -11,7 +11,7 @@ import json
 
 import torch
 
-from diffusers_text_nfdm.baseline import AutoregressivePipeline
+from diffusers_text_nfdm.baseline import AutoregressivePipeline, MaskedDiffusionPipeline
 from diffusers_text_nfdm.files import output_file, write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline
 from diffusers_text_nfdm.metrics.story_conditions import TASKS, complete_stories, obeyed_conditions, right_endings
@@ -23,6 +23,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--num_stories", type=int, default=500, help="stories of each task (default: 500)")
     parser.add_argument("--num_pairs", type=int, default=1000, help="pairs of endings (default: 1000)")
     parser.add_argument("--steps", type=int, help="steps of the scheduler (default: the pipeline's)")
+    parser.add_argument(
+        "--min_p", type=float, help="of a baseline; the pipeline's scheduler has that of a diffusion model (default: 0)"
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="(default: all)")
     parser.add_argument(
         "--guidance_scale", type=float, nargs="+", default=[1.0], help="of a model with conditions (default: 1)"
@@ -35,6 +38,10 @@ def main(arguments: list[str] | None = None) -> None:
         pipeline = load_pipeline(args.checkpoint, "cpu")
         results = {}
         options = {} if args.steps is None else {"num_inference_steps": args.steps}
+        if args.min_p is not None:
+            if not isinstance(pipeline, (AutoregressivePipeline, MaskedDiffusionPipeline)):
+                raise ValueError(f"`min_p` is {args.min_p}, but it is an option of this pipeline's scheduler.")
+            options["min_p"] = args.min_p
         if pipeline.model.config.condition_length:
             for scale in args.guidance_scale:
                 if scale != 1:

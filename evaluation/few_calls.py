@@ -34,8 +34,8 @@ CLOCKS = (
     "star:32:time_grid=learned:clock=ramp:8",
 )
 MASKED = (
-    *(f"masked:{steps}:block_size=8" for steps in (32, 16, 8)),
-    *(f"masked:{steps}:block_size=8:remasking=random" for steps in (32, 16, 8)),
+    *(f"masked:{steps}:block_size=8:min_p=0.02" for steps in (64, 32, 16, 8, 4)),
+    *(f"masked:{steps}:block_size=8:min_p=0.02:remasking=random" for steps in (64, 32, 16, 8, 4)),
 )
 
 
@@ -43,7 +43,7 @@ def default_samplings(pipeline) -> tuple[str, ...]:
     """The ways in which a checkpoint is sampled."""
     kind = pipeline_kind(pipeline)
     if kind == "ancestral":
-        return ("ancestral",)
+        return ("ancestral:min_p=0.02",)
     if kind == "masked":
         return MASKED
     if not pipeline.model.has_clean_stream:

@@ -47,7 +47,7 @@ def test_every_sampling_of_every_checkpoint_has_a_row(script, checkpoints, tmp_p
     monkeypatch.setattr(script, "JUMPS", samplings[:3])
     script.main([*checkpoints, "--num_samples", "3", "--timed_samples", "1", "--output", str(tmp_path / "table")])
     rows = json.loads((tmp_path / "table.json").read_text())
-    assert [row["sampling"] for row in rows] == [*samplings[3:], *samplings[:3], "ancestral"]
+    assert [row["sampling"] for row in rows] == [*samplings[3:], *samplings[:3], "ancestral:min_p=0.02"]
     assert rows[1]["most_calls"] <= 4 and rows[-1]["calls"] <= 15
     table = (tmp_path / "table.md").read_text()
     assert table in capsys.readouterr().out

@@ -94,4 +94,4 @@ def test_a_wrong_plan_is_refused(study, plan, message, tmp_path, capsys):
 def test_a_run_that_is_not_planned_is_refused(study, tmp_path, capsys):
     with pytest.raises(SystemExit):
         study.main(["--runs", str(tmp_path), "--only", "nothing"])
-    assert "The plan has no run 'nothing'; it has ours-1" in capsys.readouterr().err
+    assert "The plan has no run 'nothing'; it has ours-20" in capsys.readouterr().err

@@ -50,10 +50,12 @@ def arguments(data, output_dir, model_config=None, **overrides):
 
 def test_a_run_writes_what_it_promises(data, tmp_path, capsys):
     run = tmp_path / "run"
-    summary = train(arguments(data, run, save_plots=True, cooccurrence_embeddings=True))
+    frontier = {"one by one": "ancestral:min_p=0.02"}
+    options = {"frontier": frontier, "frontier_samples": 3, "cooccurrence_embeddings": True}
+    summary = train(arguments(data, run, save_plots=True, **options))
     assert summary == json.loads((run / "summary.json").read_text())
     assert summary["model"] == "Autoregressive" and list(summary["likelihood"]["terms"]) == ["autoregressive"]
-    assert [path.name for path in (run / "plots").iterdir()] == ["loss.png"]
+    assert {path.name for path in (run / "plots").iterdir()} == {"loss.png", "frontier.png"}
     assert [entry["step"] for entry in metrics(run) if "validation/bound" in entry] == [0, 4, 8]
     assert {"train/bound", "train/nats_per_token", "train/accuracy"} <= set(metrics(run)[1])
     pipeline = AutoregressivePipeline.from_pretrained(run / "pipeline")
@@ -64,6 +66,8 @@ def test_a_run_writes_what_it_promises(data, tmp_path, capsys):
     assert "Exact -log p(x) on the validation texts" in card and "`batch_size`: 8" in card
     printed = capsys.readouterr().out
     assert "step 4: validation exact -log p(x)" in printed and "Exact -log p(x) on the validation texts" in printed
+    (row,) = summary["frontier"]
+    assert row["clock"] == "left to right" and 1 <= row["calls"] <= row["most_calls"] and "one by one" in printed
     # The likelihood that is told is that of the weights that are released.
     rows = TrainingData(arguments(data, None)).validation_rows(16)
     again = exact_likelihood(pipeline.model, **rows)

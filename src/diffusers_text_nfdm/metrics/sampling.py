@@ -1,9 +1,9 @@
 """A way of sampling by name: `star:64`, `chain:64:noise_fraction=0.5`, `sde:256`, `ode:32:method=heun`, `draft:64`,
-`refine:64:entropy_budget=0.1`, `jump:8:jump_length=16`, `ancestral`, `masked:64:remasking=random`.
+`refine:64:entropy_budget=0.1`, `jump:8:jump_length=16`, `ancestral:min_p=0.02`, `masked:64:remasking=random`.
 
 An option `clock` is the clock that the texts follow: `star:64:clock=blocks:8:min_p=0.02`, and `confidence_threshold`
 ends texts that are decided: `star:64:clock=shared:confidence_threshold=0.9`.
-Options of `masked` are those of a call of its pipeline: `masked:64:remasking=confidence:block_size=8`.
+Options of `ancestral` and `masked` are those of a call of their pipeline: `masked:64:remasking=confidence:block_size=8`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..schedulers import (
 
 
 ANCESTRAL, MASKED, DIFFUSION = "ancestral", "masked", "diffusion"
+ANCESTRAL_OPTIONS = ("temperature", "min_p")
 MASKED_OPTIONS = ("remasking", "block_size", "temperature", "top_k", "top_p", "min_p")
 SCHEDULERS = {scheduler.__name__: scheduler for scheduler in schedulers.SCHEDULERS}
 METHODS = {
@@ -39,7 +40,7 @@ METHODS = {
 }
 FORM = (
     "method:steps or method:steps:option=value, with a method of star, chain, sde, ode, refine, jump, draft and "
-    "masked; or ancestral"
+    "masked; or ancestral or ancestral:option=value"
 )
 
 
@@ -51,7 +52,7 @@ class Sampling:
         name: what the sampling is called beside its scores.
         scheduler: class of the scheduler; `"masked"` for masked diffusion, None for ancestral sampling from an
             autoregressive model.
-        config: its settings; what is not named has the default of the class. Of masked diffusion, what its pipeline is
+        config: its settings; what is not named has the default of the class. Of the baselines, what their pipeline is
             called with.
         num_inference_steps: number of steps, of a scheduler that writes tokens the most calls; None for ancestral
             sampling.
@@ -71,23 +72,22 @@ class Sampling:
             raise ValueError(
                 f"The sampling {self.name!r} needs both `scheduler` and `num_inference_steps`, or neither."
             )
-        if self.scheduler is None:
-            return
-        if self.scheduler not in (*SCHEDULERS, MASKED):
+        if self.scheduler not in (*SCHEDULERS, MASKED, None):
             raise ValueError(
                 f"`scheduler` is {self.scheduler!r}; it must be one of {', '.join(SCHEDULERS)}, or {MASKED!r}."
             )
         steps = self.num_inference_steps
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        if self.scheduler is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             raise ValueError(f"`num_inference_steps` is {steps!r}; it must be an integer of at least 1.")
-        allowed = MASKED_OPTIONS
+        allowed = ANCESTRAL_OPTIONS if self.kind == ANCESTRAL else MASKED_OPTIONS
         if self.kind == DIFFUSION:
             parameters = inspect.signature(SCHEDULERS[self.scheduler].__init__).parameters
             allowed = [name for name in parameters if name != "self"]
         for option in self.config:
             if option not in allowed:
                 raise ValueError(
-                    f"The sampling {self.name!r} has the option {option!r}; {self.scheduler} has {', '.join(allowed)}."
+                    f"The sampling {self.name!r} has the option {option!r}; {self.scheduler or ANCESTRAL} has "
+                    f"{', '.join(allowed)}."
                 )
         if self.kind == DIFFUSION:
             self.build()
@@ -101,12 +101,13 @@ class Sampling:
     def parse(cls, text: str) -> Sampling:
         """From its name."""
         method, *parts = text.split(":")
-        if method == ANCESTRAL and not parts:
-            return cls(ANCESTRAL, None)
-        if method not in (*METHODS, MASKED) or not parts or not parts[0].isdigit():
-            raise ValueError(f"The sampling is {text!r}; it must be of the form {FORM}.")
+        steps = None
+        if method != ANCESTRAL:
+            if method not in (*METHODS, MASKED) or not parts or not parts[0].isdigit():
+                raise ValueError(f"The sampling is {text!r}; it must be of the form {FORM}.")
+            steps = int(parts.pop(0))
         options, option = {}, None
-        for part in parts[1:]:
+        for part in parts:
             name, sign, value = part.partition("=")
             if option == "clock" and part and not sign:
                 # A clock has colons of its own.
@@ -117,11 +118,15 @@ class Sampling:
             option, options[name] = name, value
         clock = options.pop("clock", None)
         config = {name: _value(value) for name, value in options.items()}
+        if method == ANCESTRAL:
+            if clock is not None:
+                raise ValueError(f"The sampling {text!r} has a clock; an autoregressive model has none.")
+            return cls(text, None, config)
         if method == MASKED:
             if clock is not None:
                 raise ValueError(f"The sampling {text!r} has a clock; masked diffusion has a block_size instead.")
             clock = f"blocks:{config['block_size']}" if "block_size" in config else None
-            return cls(text, MASKED, config, int(parts[0]), clock)
+            return cls(text, MASKED, config, steps, clock)
         if method == "star":
             if "noise_fraction" in config:
                 raise ValueError(
@@ -130,10 +135,10 @@ class Sampling:
             config["noise_fraction"] = 1.0
         elif method == "chain" and "noise_fraction" not in config:
             raise ValueError(
-                f"The sampling is {text!r}, but a chain needs its noise_fraction: chain:{parts[0]}:noise_fraction=0.5."
+                f"The sampling is {text!r}, but a chain needs its noise_fraction: chain:{steps}:noise_fraction=0.5."
             )
         threshold = config.pop("confidence_threshold", None)
-        return cls(text, METHODS[method].__name__, config, int(parts[0]), clock, threshold)
+        return cls(text, METHODS[method].__name__, config, steps, clock, threshold)
 
     def build(self) -> TextDiffusionScheduler | TokenScheduler:
         """A scheduler with these settings."""
@@ -142,7 +147,7 @@ class Sampling:
     def prepare(self, pipeline) -> dict:
         """Give the pipeline its scheduler, where it has one; returns what else it is to be called with."""
         if self.kind == ANCESTRAL:
-            return {}
+            return dict(self.config)
         if self.kind == MASKED:
             return {"num_inference_steps": self.num_inference_steps, **self.config}
         pipeline.scheduler = self.build()

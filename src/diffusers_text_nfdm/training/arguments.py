@@ -18,7 +18,7 @@ from ..baseline import AutoregressiveConfig, MaskedDiffusionConfig
 from ..checks import check_one_of, check_positive
 from ..clocks import make_clock
 from ..conditions import check_condition_length
-from ..metrics.sampling import Sampling
+from ..metrics.sampling import ANCESTRAL, DIFFUSION, MASKED, Sampling
 from ..models import DiffusionLMConfig, MuLANConfig, NFDMConfig
 from .baseline_checks import check_baseline
 from .known_tokens import KINDS
@@ -38,6 +38,8 @@ NOT_HERE = {
     "https://github.com/tuetschek/e2e-dataset and pass a file of it: `--dataset devset.csv` (or any other with the "
     "columns mr and ref).",
 }
+# How baselines are sampled from.
+KINDS_OF_BASELINES = {AutoregressiveConfig.model_type: ANCESTRAL, MaskedDiffusionConfig.model_type: MASKED}
 SCHEDULERS = tuple(scheduler.__name__ for scheduler in schedulers.SCHEDULERS)
 TRACKERS = ("none", "tensorboard", "wandb", "trackio", "all")
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
@@ -370,7 +372,12 @@ class TrainingArguments:
             if not isinstance(sampling, str):
                 raise ValueError(f"`frontier[{name}]` is {sampling!r}; it must be a sampling such as star:16.")
             # A mistake is found now, not after the training.
-            Sampling.parse(sampling)
+            kind = KINDS_OF_BASELINES.get(self.model_type, DIFFUSION)
+            if Sampling.parse(sampling).kind != kind:
+                raise ValueError(
+                    f"`frontier[{name}]` is {sampling!r}, which is no way to sample from a model of `model_type` "
+                    f"{self.model_type!r}."
+                )
         if not self.model_config.get("jumps"):
             jumping = {
                 "jump_clocks": bool(self.jump_clocks),

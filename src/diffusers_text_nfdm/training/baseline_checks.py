@@ -18,7 +18,6 @@ UNUSED = {
         "next_token_weight",
         "next_token_steps",
         "growth_steps",
-        "frontier",
         "scheduler_config",
         *OF_DIFFUSION,
     ),
