@@ -56,7 +56,11 @@ def main(arguments: list[str] | None = None) -> None:
             # It continues, and does not fill in.
             args.tasks = [task for task in args.tasks if task == "continuation"]
         for task in args.tasks:
-            results[task] = complete_stories(pipeline, task, args.num_stories, args.seed, **options)
+            whole = {}
+            if isinstance(pipeline, MaskedDiffusionPipeline) and task != "continuation":
+                # A block does not see what is known in later ones.
+                whole["block_size"] = pipeline.model.config.max_length
+            results[task] = complete_stories(pipeline, task, args.num_stories, args.seed, **options, **whole)
             valid, same, calls = (results[task][name] for name in ("validity", "same", "calls"))
             coverage, tested = (results[task][name] for name in ("coverage", "tested_choices"))
             choices = "" if coverage is None else f"  choices right {coverage:6.1%} of {tested}"

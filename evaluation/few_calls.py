@@ -4,7 +4,8 @@
 
 Every checkpoint is sampled in the ways of its kind (`--samplings` chooses others) and measured with one thread: texts
 in batches of 64 for what they are worth, and a few in batches of 1, 16 and 64 for the time of one. It prints a table
-and writes it as JSON, Markdown and a picture.
+and writes it as JSON, Markdown and a picture. `--guidance_model FOLDER --guidance_scale 2` guides every call away from
+what a weaker model says.
 """
 
 import argparse
@@ -51,16 +52,19 @@ def default_samplings(pipeline) -> tuple[str, ...]:
     return CLOCKS + (JUMPS if pipeline.model.config.jumps else ())
 
 
-def measure(checkpoint: str, samplings: list[str] | None, num_samples: int, timed: int, seed: int) -> list[dict]:
+def measure(
+    checkpoint: str, samplings: list[str] | None, num_samples: int, timed: int, seed: int, **guidance
+) -> list[dict]:
     pipeline, path = load_pipeline(checkpoint, "cpu"), Path(checkpoint)
     # A run has its pipeline in a folder of that name.
     label, rows = path.parent.name if path.name == "pipeline" else path.name, []
     for name in samplings or default_samplings(pipeline):
         sampling = Sampling.parse(name)
-        row = {"checkpoint": label, **measure_sampling(pipeline, sampling, num_samples, 64, seed)}
+        row = {"checkpoint": label, **measure_sampling(pipeline, sampling, num_samples, 64, seed, **guidance)}
         for size in BATCHES:
             number = max(size, timed)
-            row[f"seconds_{size}"] = measure_sampling(pipeline, sampling, number, size, seed + 1)["seconds_per_text"]
+            timing = measure_sampling(pipeline, sampling, number, size, seed + 1, **guidance)
+            row[f"seconds_{size}"] = timing["seconds_per_text"]
         rows.append(row)
         print(line(row), flush=True)
     return rows
@@ -98,6 +102,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--samplings", nargs="+", help="instead of those of the checkpoint's kind")
     parser.add_argument("--num_samples", type=int, default=1000, help="texts of each sampling (default: 1000)")
     parser.add_argument("--timed_samples", type=int, default=32, help="texts that are timed (default: 32)")
+    parser.add_argument("--guidance_model", help="pipeline of a weaker model of the same kind (default: none)")
+    parser.add_argument("--guidance_scale", type=float, default=2.0, help="its weight, with one (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output", type=output_file, help="file to write, without its ending: .json, .md and .png")
     args = parser.parse_args(arguments)
@@ -105,11 +111,14 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"there is no folder {args.output.parent} to write into")
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    rows = []
-    print(table([]), end="")
+    rows, guidance = [], {}
     try:
+        if args.guidance_model is not None:
+            weaker = load_pipeline(args.guidance_model, "cpu").model
+            guidance = {"guidance_model": weaker, "guidance_scale": args.guidance_scale}
+        print(table([]), end="")
         for checkpoint in args.checkpoints:
-            rows += measure(checkpoint, args.samplings, args.num_samples, args.timed_samples, args.seed)
+            rows += measure(checkpoint, args.samplings, args.num_samples, args.timed_samples, args.seed, **guidance)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if args.output is not None:
