@@ -65,7 +65,7 @@ def exact_model(name: str):
             model.context_encoder.head.weight.zero_()
             model.context_encoder.head.bias.zero_()
 
-    def denoise(z, t, context=None, clean=None, shown=None, windows=None, known=None):
+    def denoise(z, t, context=None, clean=None, shown=None, windows=None, known=None, second_call=True):
         alpha, sigma = model.forward_process.alpha_sigma(t, context)
         table = model.embedding_table()
         squared = (z[:, None] - alpha[:, None] * table[TEXTS]).square().sum(-1) / (2 * sigma[:, None, :, 0].square())

@@ -130,7 +130,7 @@ def call_by_call(pipe, noise, fronts, min_p=0.05):
     return text.masked_fill(ended, 3)
 
 
-@pytest.mark.parametrize(("most", "fronts"), [(1, [9]), (2, [5, 9]), (3, [4, 7, 9]), (4, [3, 5, 7, 9])])
+@pytest.mark.parametrize(("most", "fronts"), [(1, [9]), (2, [6, 9]), (3, [5, 7, 9]), (4, [4, 6, 8, 9])])
 def test_a_limited_number_of_calls_draws_all_tokens_up_to_its_fronts(verified, most, fronts):
     """With a jump length of 1 the fronts are those of the calls, but for texts of which more is verified."""
     verified.scheduler, z = JumpScheduler(1, min_p=0.05), latents(40)
@@ -157,7 +157,10 @@ def test_tokens_are_verified_up_to_the_first_that_is_drawn_otherwise():
 def test_the_front_is_ahead_of_what_is_verified_and_in_time():
     scheduler, given, verified = JumpScheduler(4), torch.tensor([1, 5]), torch.tensor([3, 17])
     assert scheduler.front(1, None, given, verified, 20).tolist() == [7, 20]
-    assert scheduler.front(1, 2, given, verified, 20).tolist() == [11, 20]
+    assert scheduler.front(1, 2, given, verified, 20).tolist() == [12, 20]
+    # Jumps that are longer than an equal share wait until they are needed.
+    assert scheduler.front(3, 8, given, given, 20).tolist() == [5, 9]
+    assert scheduler.front(7, 8, given, given, 20).tolist() == [17, 17]
     assert scheduler.front(2, 2, given, given, 20).tolist() == [20, 20]
 
 

@@ -9,6 +9,10 @@ from torch import Tensor
 from .token_scheduler import TokenScheduler
 
 
+# Of an equal share of the tokens, or of a whole jump, what is left for each of the calls that follow.
+LATER_SHARE = 7 / 8
+
+
 class JumpScheduler(TokenScheduler):
     """Every token has noise u_i that decides it, and the text of given noise is the solution x of
 
@@ -25,11 +29,12 @@ class JumpScheduler(TokenScheduler):
     A token that is drawn as before, as all tokens before it are, is *verified*: it is the clean stream's, and so is
     the one behind it. After call c of `num_inference_steps` N the front is at
 
-        max(verified + jump_length, given + c (L - given) / N)
+        max(verified + jump_length, L - (N - c) m),   m = 7/8 max(jump_length, (L - given) / N)
 
-    in a text of L tokens, of which some may be given. What was drawn beyond it is forgotten: far from what is verified
-    noise is a better guide than a guess. A text ends when all of it is verified, or after N calls. Without a limit it
-    is the clean stream's, token by token.
+    in a text of L tokens, of which some may be given: at most m tokens are left for each of the further calls. The
+    last jumps are the shorter ones, since nothing draws their tokens again. What was drawn beyond the front is
+    forgotten: far from what is verified noise is a better guide than a guess. A text ends when all of it is verified,
+    or after N calls. Without a limit it is the clean stream's, token by token.
 
     It needs a model with `jumps`.
 
@@ -48,7 +53,8 @@ class JumpScheduler(TokenScheduler):
         """How many tokens are before the front after a call, the first one having number 1, `(batch,)`."""
         front = verified + self.config.jump_length
         if num_calls is not None:
-            front = front.maximum(given + ((length - given) * call / num_calls).ceil().long())
+            later = LATER_SHARE * ((length - given) / num_calls).clamp_min(self.config.jump_length)
+            front = front.maximum(length - ((num_calls - call) * later).floor().long())
         return front.clamp_max(length)
 
     def step(
