@@ -47,7 +47,7 @@ demo: $(VENV)/.installed-demo
 space: OUTPUT ?= build/space
 space:
 	mkdir -p $(OUTPUT)
-	cp -r examples/app.py examples/space/. src/diffusers_text_nfdm checkpoints $(OUTPUT)
+	cp -r examples/app.py examples/page examples/space/. src/diffusers_text_nfdm checkpoints $(OUTPUT)
 	find $(OUTPUT) -name __pycache__ -type d -prune -exec rm -r {} +
 
 test: $(VENV)/.installed
