@@ -114,7 +114,7 @@ def write(pipe: NFDMTextPipeline, request: Request, show: Callable[[Frame, Tenso
     own.set_progress_bar_config(disable=True)
     options: dict[str, Any] = {"num_inference_steps": request.steps or None, "guidance_scale": request.guidance_scale}
     if not writes_tokens(request.scheduler):
-        options |= {"clock": request.clock or None, "temperature": request.temperature}
+        options |= {"clock": request.clock or None, "temperature": request.temperature or None}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rows = read_prompts(
