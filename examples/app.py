@@ -13,10 +13,6 @@ import argparse
 import os
 from pathlib import Path
 
-import torch
-from page.layout import build_page, launch_options
-from page.models import find_checkpoints
-
 
 HERE = Path(__file__).resolve().parent
 
@@ -35,6 +31,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--host", help="(default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="(default: the first free one from 7860 on)")
     args = parser.parse_args(arguments)
+    # `--help` does not wait for these.
+    import torch
+    from page.layout import build_page, launch_options
+    from page.models import find_checkpoints
+
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     # Denormal numbers slow these networks down on a CPU.
     torch.set_flush_denormal(True)

@@ -44,7 +44,8 @@ def words_of_kind(html: str, kind: str) -> list[str]:
 
 @pytest.mark.parametrize("blocked", [["matplotlib", "gradio", "evaluate", "mauve", "accelerate", "tensorboard"]])
 def test_it_needs_only_what_the_space_installs(blocked):
-    code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); sys.path.insert(0, 'examples'); import app"
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); sys.path.insert(0, 'examples')"
+    code += "; import app, page.layout"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -66,7 +67,7 @@ def test_make_space_writes_a_folder_that_stands_alone(tmp_path):
         path.name for path in tmp_path.iterdir()
     }
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    code = "import app, diffusers_text_nfdm; print(app.__file__, diffusers_text_nfdm.__file__)"
+    code = "import app, page.layout, diffusers_text_nfdm; print(app.__file__, diffusers_text_nfdm.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(path.startswith(str(tmp_path)) for path in done.stdout.split())
