@@ -187,6 +187,15 @@ def test_a_text_is_broken_where_the_terminal_ends(jumping, monkeypatch):
     assert screen(out.getvalue()) == [""]
 
 
+def test_the_network_is_compiled_if_asked_for(script, checkpoint, monkeypatch):
+    compiled = []
+    monkeypatch.setattr("diffusers_text_nfdm.networks.compilation.compile_layers", compiled.append)
+    script.load(script.build_parser().parse_args([str(checkpoint)]))
+    assert not compiled
+    pipe = script.load(script.build_parser().parse_args([str(checkpoint), "--compile"]))
+    assert compiled == [pipe.model]
+
+
 def test_a_film_is_written(script, jumping, tmp_path):
     script.main([str(jumping), "--num_samples", "1", "--trajectory", str(tmp_path / "film.gif")])
     assert (tmp_path / "film.gif").read_bytes().startswith(b"GIF89a")
