@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help train demo space test test-slow test-page test-oldest quality style bench tables clean
+.PHONY: help train demo space test test-slow test-page test-oldest quality style docs bench tables clean
 
 help:
 	@echo "make train      train NFDM on the embedded stories and read what it writes"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-page  drive the page in a headless Chromium, which must be installed"
 	@echo "make test-oldest  run fast tests with the oldest versions that setup.py allows; OLDEST=torch==2.13.0 to name some"
 	@echo "make quality    check the code with ruff; make style mends what can be mended"
+	@echo "make docs       API pages from the docstrings: OUTPUT=folder (default: build/docs)"
 	@echo "make bench      measure speed and memory, side by side with a plain implementation"
 	@echo "make tables     the paper's tables: SCALE=tiny, or rocstories, rocstories-likelihood or paper with DATA=folder;"
 	@echo "                OUTPUT=folder; goes on where it stopped"
@@ -36,7 +37,7 @@ $(VENV)/.installed-demo: $(VENV)/.installed
 
 # Accelerate gives a process one CPU thread unless told otherwise.
 train: $(VENV)/.installed
-	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+	$(BIN)/accelerate launch --quiet --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		--num_cpu_threads_per_process $$(nproc 2>/dev/null || sysctl -n hw.ncpu) examples/train_nfdm.py
 
 # A model may be asked for by its name on the Hub.
@@ -47,7 +48,7 @@ demo: $(VENV)/.installed-demo
 space: OUTPUT ?= build/space
 space:
 	mkdir -p $(OUTPUT)
-	cp -r examples/app.py examples/space/. src/diffusers_text_nfdm checkpoints $(OUTPUT)
+	cp -r examples/app.py examples/page examples/space/. src/diffusers_text_nfdm checkpoints $(OUTPUT)
 	find $(OUTPUT) -name __pycache__ -type d -prune -exec rm -r {} +
 
 test: $(VENV)/.installed
@@ -76,6 +77,10 @@ quality: $(VENV)/.installed-dev
 
 style: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+docs: OUTPUT ?= build/docs
+docs: $(VENV)/.installed
+	$(BIN)/python docs/build_api.py $(OUTPUT)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/run.py

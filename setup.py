@@ -13,10 +13,11 @@ EXTRAS = {
     "eval": ["evaluate>=0.4.3", "mauve-text>=0.4.0", "matplotlib>=3.9", "pyyaml>=6.0"],
     "references": ["sacrebleu>=2.4", "rouge_score>=0.1.2"],
     "demo": ["gradio>=6.31", "matplotlib>=3.9"],
+    "docs": ["pdoc>=15.0"],
     "test-page": ["playwright>=1.65"],
     "test": ["pytest>=8.0", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6.100", "scipy>=1.13"],
 }
-EXTRAS["test"] += EXTRAS["train"] + EXTRAS["eval"] + EXTRAS["references"]
+EXTRAS["test"] += EXTRAS["train"] + EXTRAS["eval"] + EXTRAS["references"] + EXTRAS["docs"]
 EXTRAS["dev"] = EXTRAS["test"] + ["ruff>=0.6", "spacy>=3.7", "build>=1.2"]
 
 setup(

@@ -13,20 +13,11 @@ bound.
 import argparse
 from pathlib import Path
 
-import torch
 
-from diffusers_text_nfdm import (
-    estimate_likelihood,
-    exact_likelihood,
-    jump_likelihood,
-    load_text_dataset,
-    masked_likelihood,
-    prepare_dataset,
-)
-from diffusers_text_nfdm.conditions import take_out_row
-from diffusers_text_nfdm.files import output_file
-from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
-from diffusers_text_nfdm.stories import StoryGrammar
+def output_file(text: str) -> Path:
+    from diffusers_text_nfdm.files import output_file
+
+    return output_file(text)
 
 
 def main() -> None:
@@ -44,10 +35,26 @@ def main() -> None:
     parser.add_argument("--clean_stream", action="store_true", help="the exact likelihood of the clean stream instead")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output", type=output_file, help="JSON file for the result and its protocol")
+    parser.add_argument("--device", help="cpu, cuda, mps, ... (default: cuda where there is one)")
     arguments = parser.parse_args()
+    # `--help` does not wait for these.
+    import torch
+
+    from diffusers_text_nfdm import (
+        estimate_likelihood,
+        exact_likelihood,
+        jump_likelihood,
+        load_text_dataset,
+        masked_likelihood,
+        prepare_dataset,
+    )
+    from diffusers_text_nfdm.conditions import take_out_row
+    from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
+    from diffusers_text_nfdm.stories import StoryGrammar
+
     torch.set_flush_denormal(True)
     try:
-        pipeline = load_pipeline(arguments.checkpoint)
+        pipeline = load_pipeline(arguments.checkpoint, arguments.device)
         length = pipeline.model.config.condition_length
         splits = load_text_dataset(
             arguments.dataset,

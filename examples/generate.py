@@ -4,15 +4,19 @@
     python examples/generate.py path/or/repo --prompt "One windy Friday, Leo"
     python examples/generate.py path/or/repo --prompt "One windy Friday, [MASK] played the tuba."
     python examples/generate.py path/or/repo --scheduler jump --steps 8
+    python examples/generate.py path/or/repo --watch
     python examples/generate.py path/or/repo --scheduler reverse-ode --method heun --trajectory picture.png
+    python examples/generate.py path/or/repo --num_samples 1 --trajectory film.gif
     python examples/generate.py path/of/masked/diffusion --steps 32 --remasking random --block_size 8
 
-The texts are printed, one a line. With the same seed, text i is the same however many are asked for and in whatever
+The texts are printed, one a line; with --watch a terminal shows how each comes about, call by call: given words bold,
+words that stay green, drafts dim. With the same seed, text i is the same however many are asked for and in whatever
 batches.
 """
 
 import argparse
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,7 +30,11 @@ SCHEDULERS = {
     "jump": ("JumpScheduler", "jump_length"),
     "draft-verify": ("DraftVerifyScheduler", None),
 }
-PICTURES = (".png", ".pdf", ".svg")
+PICTURES = (".png", ".pdf", ".svg", ".gif")
+# How tokens are drawn, for all of them.
+CHOICE = ("temperature", "top_k", "top_p", "min_p")
+# Options that are none of the pipeline's call.
+OWN = ("scheduler", "trajectory", "watch")
 # What only some pipelines have, by their kind.
 OPTIONS = {
     "diffusion": (
@@ -38,27 +46,16 @@ OPTIONS = {
         "clock",
         "scheduler",
         "confidence_threshold",
-        "top_k",
-        "top_p",
         "trajectory",
-    ),  # fmt: skip
-    "masked": ("prompt", "condition", "gen_length", "max_gap_length", "remasking", "block_size", "top_k", "top_p"),
+        "watch",
+    ),
+    "masked": ("prompt", "condition", "gen_length", "max_gap_length", "remasking", "block_size"),
     "ancestral": ("prompt", "condition"),
 }
 
 
 def fraction(text: str) -> float | str:
     return text if text == "snr" else float(text)
-
-
-def device(name: str) -> str:
-    import torch
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"{name!r} cannot be used: {str(error).splitlines()[0]}") from error
-    return name
 
 
 def output_file(text: str) -> Path:
@@ -102,15 +99,29 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--batch_size", type=int, default=64, help="texts made at a time (default: 64)")
     parser.add_argument(
-        "--temperature", type=float, help="0 takes the most probable words (default: 0, of a baseline 1)"
+        "--temperature",
+        type=float,
+        help="0 takes the most probable words (default: the scheduler's; of one that draws none 0, of a baseline 1)",
     )
-    parser.add_argument("--top_k", type=int, help="sample among the k most probable words")
-    parser.add_argument("--top_p", type=float, help="sample among the fewest words with this probability")
+    parser.add_argument("--top_k", type=int, help="draw among the k most probable words")
+    parser.add_argument("--top_p", type=float, help="draw among the fewest words with this probability")
+    parser.add_argument("--min_p", type=float, help="draw no word below this share of the largest probability")
     parser.add_argument("--output", type=output_file, help="JSON Lines file to write: text, seed, index")
     parser.add_argument(
-        "--trajectory", type=output_file, help="picture of how the first text came about (.png, .pdf, .svg)"
+        "--trajectory",
+        type=output_file,
+        help="picture (.png, .pdf, .svg) or film (.gif) of how the first text came about",
     )
-    parser.add_argument("--device", type=device, help="(default: cuda where there is one, else cpu)")
+    parser.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=0.1,
+        metavar="SECONDS",
+        help="show the texts in the terminal while they are written, each call for this long (default: 0.1)",
+    )
+    parser.add_argument("--compile", action="store_true", help="torch.compile the network: for many texts")
+    parser.add_argument("--device", help="cpu, cuda, mps, ... (default: cuda where there is one)")
     return parser
 
 
@@ -142,6 +153,10 @@ def load(args: argparse.Namespace):
         scheduler = getattr(diffusers_text_nfdm, name)
         value = option and getattr(args, option)
         pipe.scheduler = scheduler.from_config(pipe.scheduler.config, **({} if value is None else {option: value}))
+    if args.compile:
+        from diffusers_text_nfdm.networks.compilation import compile_layers
+
+        compile_layers(pipe.model)
     return pipe
 
 
@@ -150,13 +165,38 @@ def call_options(args: argparse.Namespace, pipe) -> dict:
     from diffusers_text_nfdm.metrics.checkpoint import pipeline_kind
 
     kind = pipeline_kind(pipe)
-    names = ["temperature", *(name for name in OPTIONS[kind] if name not in ("scheduler", "trajectory"))]
+    names = [*CHOICE, *(name for name in OPTIONS[kind] if name not in OWN)]
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if kind != "ancestral" and args.steps is not None:
         options["num_inference_steps"] = args.steps
     if args.trajectory is not None:
         options["return_trajectory"] = True
     return options
+
+
+def write(args: argparse.Namespace, pipe) -> list:
+    """Write the texts and print them. Returns outputs: one of all texts, or one of each that was watched."""
+    import torch
+
+    from diffusers_text_nfdm.pipelines.live_text import LiveText
+    from diffusers_text_nfdm.pipelines.samples import check_samples, sample_generators
+
+    options, generator = call_options(args, pipe), torch.Generator().manual_seed(args.seed)
+    if args.watch is None or not sys.stdout.isatty():
+        output = pipe(num_samples=args.num_samples, batch_size=args.batch_size, generator=generator, **options)
+        print("\n".join(output.texts))
+        return [output]
+    check_samples(args.num_samples, args.batch_size, generator)
+    pipe.set_progress_bar_config(disable=True)
+    live, outputs = LiveText(args.condition or "", args.watch), []
+    options |= {"callback_on_step_end": live, "callback_on_step_end_tensor_inputs": live.tensor_inputs}
+    for one in sample_generators(args.num_samples, generator):
+        try:
+            outputs.append(pipe(num_samples=1, batch_size=1, generator=[one], **options))
+        finally:
+            live.clear()
+        print(outputs[-1].texts[0])
+    return outputs
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -171,22 +211,22 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_flush_denormal(True)
     try:
         pipe = load(args)
-        output = pipe(
-            num_samples=args.num_samples,
-            batch_size=args.batch_size,
-            generator=torch.Generator().manual_seed(args.seed),
-            **call_options(args, pipe),
-        )
+        outputs = write(args, pipe)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    print("\n".join(output.texts))
     if args.output is not None:
-        lines = ({"text": text, "seed": args.seed, "index": index} for index, text in enumerate(output.texts))
+        texts = [text for output in outputs for text in output.texts]
+        lines = ({"text": text, "seed": args.seed, "index": index} for index, text in enumerate(texts))
         write_file(args.output, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     if args.trajectory is not None:
-        from diffusers_text_nfdm.plots.trajectory import plot_trajectory
+        if args.trajectory.suffix.lower() == ".gif":
+            from diffusers_text_nfdm.plots.film import film_trajectory
 
-        plot_trajectory(output, pipe.tokenizer).savefig(args.trajectory, dpi=160)
+            film_trajectory(outputs[0], pipe.tokenizer, args.trajectory)
+        else:
+            from diffusers_text_nfdm.plots.trajectory import plot_trajectory
+
+            plot_trajectory(outputs[0], pipe.tokenizer).savefig(args.trajectory, dpi=160)
 
 
 if __name__ == "__main__":

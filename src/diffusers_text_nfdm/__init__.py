@@ -45,6 +45,7 @@ from .schedulers import (
     TextDiffusionScheduler,
     TokenScheduler,
 )
+from .subwords import train_subword_tokenizer
 from .tokenization import WordTokenizer
 from .version import __version__
 
@@ -90,4 +91,5 @@ __all__ = [
     "masked_likelihood",
     "score_texts",
     "prepare_dataset",
+    "train_subword_tokenizer",
 ]

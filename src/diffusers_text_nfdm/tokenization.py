@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -179,6 +180,24 @@ def detokenize(words: Sequence[str]) -> str:
 # ---- The tokenizer --------------------------------------------------------------------------------------------------
 
 
+def checked_texts(texts: Iterable[str]) -> Iterator[str]:
+    """The texts; a ValueError for what is none, and where there are none."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise ValueError(f"texts is a {type(texts).__name__}, but a list or other iterable of strings is needed.")
+
+    def checked() -> Iterator[str]:
+        seen = 0
+        for text in texts:
+            if not isinstance(text, str):
+                raise ValueError(f"texts[{seen}] is a {type(text).__name__}, but every text must be a string.")
+            seen += 1
+            yield text
+        if seen == 0:
+            raise ValueError("texts is empty, but a vocabulary needs at least one text.")
+
+    return checked()
+
+
 class WordTokenizer(PreTrainedTokenizerFast):
     """Word-level tokenizer with the special tokens START (bos), END (eos), UNK and PAD, in this order the ids 0 to 3.
 
@@ -194,22 +213,10 @@ class WordTokenizer(PreTrainedTokenizerFast):
     def from_texts(cls, texts: Iterable[str], min_count: int = 10, max_length: int = 64) -> WordTokenizer:
         """Build the vocabulary: the special tokens, then each word seen more than `min_count` times, the most frequent
         first and equally frequent ones in alphabetical order."""
-        if isinstance(texts, str) or not isinstance(texts, Iterable):
-            raise ValueError(f"texts is a {type(texts).__name__}, but a list or other iterable of strings is needed.")
         if not isinstance(min_count, int) or isinstance(min_count, bool) or min_count < 0:
             raise ValueError(f"min_count is {min_count!r}, but a whole number of at least 0 is needed.")
         if not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < 3:
             raise ValueError(f"max_length is {max_length!r}, but START, a word and END need at least 3.")
-
-        seen = 0
-
-        def checked() -> Iterator[str]:
-            nonlocal seen
-            for text in texts:
-                if not isinstance(text, str):
-                    raise ValueError(f"texts[{seen}] is a {type(text).__name__}, but every text must be a string.")
-                seen += 1
-                yield text
 
         special = [START, END, UNK, PAD]
         backend = Tokenizer(models.WordLevel(unk_token=UNK))
@@ -217,13 +224,29 @@ class WordTokenizer(PreTrainedTokenizerFast):
         trainer = trainers.WordLevelTrainer(
             vocab_size=2**31, min_frequency=min_count + 1, special_tokens=special, show_progress=False
         )
-        backend.train_from_iterator(checked(), trainer)
-        if seen == 0:
-            raise ValueError("texts is empty, but a vocabulary needs at least one text.")
+        texts, number = checked_texts(texts), itertools.count()
+        backend.train_from_iterator((text for text, _ in zip(texts, number)), trainer)
         if backend.get_vocab_size() == len(special):
             raise ValueError(
-                f"No word occurs more than {min_count} times in these {seen} texts: lower min_count or give more text."
+                f"No word occurs more than {min_count} times in these {next(number)} texts: lower min_count or give "
+                "more text."
             )
+        return cls._of(backend, max_length)
+
+    def grown(self, texts: Iterable[str], min_count: int = 10) -> WordTokenizer:
+        """This tokenizer with the words besides that are seen more than `min_count` times in the texts.
+
+        What has an id keeps it; new words follow, the most frequent first.
+        """
+        old = self.get_vocab()
+        words = type(self).from_texts(texts, min_count, self.model_max_length).get_vocab()
+        new = [word for word in sorted(words, key=words.get) if word not in old]
+        backend = Tokenizer(models.WordLevel({**old, **{word: len(old) + i for i, word in enumerate(new)}}, UNK))
+        backend.pre_tokenizer = word_splitter()
+        return self._of(backend, self.model_max_length)
+
+    @classmethod
+    def _of(cls, backend: Tokenizer, max_length: int) -> WordTokenizer:
         backend.post_processor = processors.TemplateProcessing(
             single=f"{START} $A {END}", special_tokens=[(START, 0), (END, 1)]
         )

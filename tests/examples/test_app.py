@@ -1,6 +1,5 @@
 """The page: what is behind it, and itself in a browser (make test-page)."""
 
-import importlib.util
 import math
 import os
 import re
@@ -14,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from page import layout, models, showing, stream, writing
 from tiny import make_pipeline, seeded
 
-from diffusers_text_nfdm import JumpScheduler, RefinementScheduler
+from diffusers_text_nfdm import JumpScheduler, NFDMTextPipeline, RefinementScheduler
 from diffusers_text_nfdm.stories import StoryGrammar
 
 
@@ -27,17 +27,6 @@ TWO_STREAMS = {
     "prediction_type": "categorical", "predictor": "two_stream", "jumps": True, "max_length": 9,
     "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def app():
-    specification = importlib.util.spec_from_file_location("app", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    # Dataclasses look their module up.
-    sys.modules["app"] = module
-    specification.loader.exec_module(module)
-    yield module
-    del sys.modules["app"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +44,8 @@ def words_of_kind(html: str, kind: str) -> list[str]:
 
 @pytest.mark.parametrize("blocked", [["matplotlib", "gradio", "evaluate", "mauve", "accelerate", "tensorboard"]])
 def test_it_needs_only_what_the_space_installs(blocked):
-    code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); sys.path.insert(0, 'examples'); import app"
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); sys.path.insert(0, 'examples')"
+    code += "; import app, page.layout"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -70,42 +60,55 @@ def test_the_space_has_the_packages_and_the_gradio_that_are_tested():
     assert f"\nsdk_version: {version}\n" in card and "\napp_file: app.py\n" in card
 
 
-def test_checkpoints_are_found_and_the_default_one_is_first(app, tmp_path):
-    for name in ("a", app.DEFAULT_MODEL, "z"):
+def test_make_space_writes_a_folder_that_stands_alone(tmp_path):
+    done = subprocess.run(["make", "space", f"OUTPUT={tmp_path}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {"app.py", "page", "README.md", "requirements.txt", "diffusers_text_nfdm", "checkpoints"} == {
+        path.name for path in tmp_path.iterdir()
+    }
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    code = "import app, page.layout, diffusers_text_nfdm; print(app.__file__, diffusers_text_nfdm.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(path.startswith(str(tmp_path)) for path in done.stdout.split())
+
+
+def test_checkpoints_are_found_and_the_default_one_is_first(tmp_path):
+    for name in ("a", models.DEFAULT_MODEL, "z"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model_index.json").write_text("{}")
     (tmp_path / "empty").mkdir()
-    names = [Path(path).name for path in app.find_checkpoints([tmp_path])]
-    assert names == [app.DEFAULT_MODEL, "a", "z"]
-    assert app.find_checkpoints([tmp_path / "z"]) == [str(tmp_path / "z")]
+    names = [Path(path).name for path in models.find_checkpoints([tmp_path])]
+    assert names == [models.DEFAULT_MODEL, "a", "z"]
+    assert models.find_checkpoints([tmp_path / "z"]) == [str(tmp_path / "z")]
 
 
-def test_only_schedulers_that_the_model_can_use_are_offered(app, pipe):
-    assert app.usable_schedulers(pipe)[0] == "JumpScheduler" and len(app.usable_schedulers(pipe)) == 6
+def test_only_schedulers_that_the_model_can_use_are_offered(pipe):
+    assert models.usable_schedulers(pipe)[0] == "JumpScheduler" and len(models.usable_schedulers(pipe)) == 6
     latents = ["MarkovChainScheduler", "ReverseSDEScheduler", "ReverseODEScheduler"]
-    assert app.usable_schedulers(make_pipeline("diffusion-lm")) == latents
+    assert models.usable_schedulers(make_pipeline("diffusion-lm")) == latents
     plain = make_pipeline("nfdm", RefinementScheduler(), **{**TWO_STREAMS, "jumps": False})
-    assert app.usable_schedulers(plain) == ["RefinementScheduler", "DraftVerifyScheduler", *latents]
+    assert models.usable_schedulers(plain) == ["RefinementScheduler", "DraftVerifyScheduler", *latents]
 
 
-def test_only_controls_that_do_something_are_seen(app, pipe):
-    assert not app.scheduler_settings("JumpScheduler")["clock"]["visible"]
-    assert app.scheduler_settings("MarkovChainScheduler")["clock"]["visible"]
-    settings = app.model_settings(pipe)
+def test_only_controls_that_do_something_are_seen(pipe):
+    assert not layout.scheduler_settings("JumpScheduler")["clock"]["visible"]
+    assert layout.scheduler_settings("MarkovChainScheduler")["clock"]["visible"]
+    settings = layout.model_settings(pipe)
     assert not any(settings[name]["visible"] for name in ("condition", "guidance_scale", "examples"))
     conditions = {"condition_length": 2, "condition_dropout": 0.1}
-    settings = app.model_settings(make_pipeline("nfdm", RefinementScheduler(), **TWO_STREAMS | conditions))
+    settings = layout.model_settings(make_pipeline("nfdm", RefinementScheduler(), **TWO_STREAMS | conditions))
     assert settings["condition"]["visible"] and settings["guidance_scale"]["visible"]
 
 
 @pytest.mark.parametrize("prompt", ["", "Tom saw", "Tom saw [MASK] red [MASK]", "Tom [GAP] ran ."])
 @pytest.mark.parametrize("scheduler", ["JumpScheduler", "DraftVerifyScheduler", "RefinementScheduler"])
-def test_the_result_is_the_pipelines_and_the_frames_lead_to_it(app, pipe, scheduler, prompt):
+def test_the_result_is_the_pipelines_and_the_frames_lead_to_it(pipe, scheduler, prompt):
     shown = []
-    result = app.write(
-        pipe, app.Request(scheduler, prompt, num_texts=2, seed=5), lambda frame, known: shown.append(frame)
+    result = writing.write(
+        pipe, writing.Request(scheduler, prompt, num_texts=2, seed=5), lambda frame, known: shown.append(frame)
     )
-    own = app.NFDMTextPipeline(pipe.model, pipe.tokenizer, app.make_scheduler(pipe, scheduler, 1.0))
+    own = NFDMTextPipeline(pipe.model, pipe.tokenizer, writing.make_scheduler(pipe, scheduler, 1.0))
     own.set_progress_bar_config(disable=True)
     expected = own(prompt=prompt or None, num_samples=2, generator=seeded(5))
     assert result.texts == expected.texts and result.calls == expected.calls.tolist()
@@ -116,7 +119,7 @@ def test_the_result_is_the_pipelines_and_the_frames_lead_to_it(app, pipe, schedu
     for text in range(2):
         known = result.frames[-1].tokens[text][result.known[text]].tolist()
         assert pipe.tokenizer.convert_ids_to_tokens([token for token in known if token > 3]) == given
-        words = words_of_kind(app.render_text(pipe, result.frames[-1], result.known, text), "k")
+        words = words_of_kind(showing.render_text(pipe, result.frames[-1], result.known, text), "k")
         # END may be drawn in a gap, where the text ends.
         assert words == given[: len(words)] and words[:1] == given[:1]
         for before, after in zip(result.frames, result.frames[1:]):
@@ -126,65 +129,65 @@ def test_the_result_is_the_pipelines_and_the_frames_lead_to_it(app, pipe, schedu
 
 
 @pytest.mark.parametrize("name", ["diffusion-lm", "mulan"])
-def test_latents_of_a_model_without_a_clean_stream_are_shown_too(app, name):
+def test_latents_of_a_model_without_a_clean_stream_are_shown_too(name):
     pipe = make_pipeline(name)
-    result = app.write(pipe, app.Request("ReverseODEScheduler", "Tom", steps=4, temperature=0.0))
+    result = writing.write(pipe, writing.Request("ReverseODEScheduler", "Tom", steps=4, temperature=0.0))
     assert [frame.call for frame in result.frames] == [1, 2, 3, 4, None]
     assert result.nats is None and result.frames[0].sure.isnan().all()
-    html = app.render_result(pipe, result)
+    html = showing.render_result(pipe, result)
     assert words_of_kind(html, "k") == ["Tom"] * 5 + ["given"] and "how sure" not in html
 
 
-def test_many_calls_are_thinned_out_for_the_replay(app, pipe, monkeypatch):
-    monkeypatch.setattr(app, "MAX_FRAMES", 4)
-    result = app.write(pipe, app.Request("MarkovChainScheduler", steps=10, clock="shared", temperature=0.0))
+def test_many_calls_are_thinned_out_for_the_replay(pipe, monkeypatch):
+    monkeypatch.setattr(writing, "MAX_FRAMES", 4)
+    result = writing.write(pipe, writing.Request("MarkovChainScheduler", steps=10, clock="shared", temperature=0.0))
     assert [frame.call for frame in result.frames] == [1, 4, 7, 10, None]
 
 
-def test_the_temperature_acts_on_what_is_drawn(app, pipe):
-    cold, hot = (app.make_scheduler(pipe, "RefinementScheduler", t).config.temperature for t in (0.5, 1.5))
+def test_the_temperature_acts_on_what_is_drawn(pipe):
+    cold, hot = (writing.make_scheduler(pipe, "RefinementScheduler", t).config.temperature for t in (0.5, 1.5))
     assert (cold, hot) == (0.5, 1.5)
-    requests = [app.Request("JumpScheduler", temperature=t, num_texts=4, seed=1) for t in (0.1, 2.0)]
-    assert app.write(pipe, requests[0]).texts != app.write(pipe, requests[1]).texts
+    requests = [writing.Request("JumpScheduler", temperature=t, num_texts=4, seed=1) for t in (0.1, 2.0)]
+    assert writing.write(pipe, requests[0]).texts != writing.write(pipe, requests[1]).texts
 
 
-def test_words_are_as_sure_as_the_clean_stream_is(app, pipe):
+def test_words_are_as_sure_as_the_clean_stream_is(pipe):
     ids = torch.tensor([[0, 4, 5, 3, 6, 1, 3, 3, 3]])
-    sure = app.token_probabilities(pipe, ids)
+    sure = writing.token_probabilities(pipe, ids)
     nats = pipe.model.clean_stream(ids, None, next_token=True)[1]
     assert torch.allclose(sure[0, 1:3], torch.exp(-nats[0, :2])) and sure[0, 3:].isnan().all()
 
 
-def test_a_frame_tells_known_sure_and_open_words_apart(app, pipe):
+def test_a_frame_tells_known_sure_and_open_words_apart(pipe):
     ids = pipe.tokenizer.convert_tokens_to_ids
     tokens = torch.tensor([[0, ids("Tom"), ids("saw"), ids("a"), 3, ids("fox"), ids("."), 1, 3]])
     known = torch.tensor([[1, 1, 0, 0, 0, 0, 0, 0, 0]]).bool()
     settled = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1, 1]]).bool()
     sure = torch.tensor([[math.nan, 0.5, 0.999, 0.05, *[math.nan] * 5]])
-    html = app.render_text(pipe, app.Frame(1, tokens, settled, sure), known, 0)
+    html = showing.render_text(pipe, writing.Frame(1, tokens, settled, sure), known, 0)
     assert seen(html) == "Tom saw a · fox."
     assert re.findall(r'class="(.+?)"', html) == ["k", "p9", "p0 d", "o", "pn", "pn"]
 
 
-def test_texts_are_escaped(app):
-    assert "<b>" not in app.render_error(ValueError("`prompt` is '<b>'"))
+def test_texts_are_escaped():
+    assert "<b>" not in showing.render_error(ValueError("`prompt` is '<b>'"))
 
 
-def test_a_story_is_judged_by_the_grammar(app, pipe, monkeypatch):
-    monkeypatch.setattr(app, "tells_stories", lambda pipe: True)
-    valid, likelihood = app.judge(pipe, STORY, 45.678)
+def test_a_story_is_judged_by_the_grammar(pipe, monkeypatch):
+    monkeypatch.setattr(showing, "tells_stories", lambda pipe: True)
+    valid, likelihood = showing.judge(pipe, STORY, 45.678)
     assert valid == "✓ A story of the language."
     assert "45.68 nats" in likelihood and f"the truth is {-StoryGrammar().log_prob(STORY):.2f}." in likelihood
     words = STORY.split()
     broken = " ".join([*words[:7], "zebra", *words[8:]])
-    invalid, likelihood = app.judge(pipe, broken, 99.0)
+    invalid, likelihood = showing.judge(pipe, broken, 99.0)
     assert invalid.startswith("✗ Not a story") and words[6] in invalid and "comes “zebra”" in invalid
     assert "cannot be" in likelihood
-    assert "it ends" in app.judge(pipe, " ".join(words[:7]), None)[0]
+    assert "it ends" in showing.judge(pipe, " ".join(words[:7]), None)[0]
 
 
-def test_story_models_are_known_by_their_words(app, pipe):
-    assert not app.tells_stories(pipe)
+def test_story_models_are_known_by_their_words(pipe):
+    assert not models.tells_stories(pipe)
 
 
 @pytest.mark.parametrize(
@@ -195,43 +198,44 @@ def test_story_models_are_known_by_their_words(app, pipe):
         (RuntimeError("shapes"), "This went wrong (RuntimeError): shapes."),
     ],
 )
-def test_errors_are_sentences(app, error, text):
-    assert app.sentence(error) == text
+def test_errors_are_sentences(error, text):
+    assert showing.sentence(error) == text
 
 
-def test_what_is_refused_ends_the_stream_with_the_reason(app, pipe):
+def test_what_is_refused_ends_the_stream_with_the_reason(pipe):
     with pytest.raises(ValueError, match="has 2 gaps"):
-        list(app.stream(pipe, app.Request("JumpScheduler", "[GAP] saw [GAP]")))
+        list(stream.stream(pipe, writing.Request("JumpScheduler", "[GAP] saw [GAP]")))
     with pytest.raises(ValueError, match="The clock is 'sundial'"):
-        list(app.stream(pipe, app.Request("MarkovChainScheduler", clock="sundial", steps=2, temperature=0.0)))
+        list(stream.stream(pipe, writing.Request("MarkovChainScheduler", clock="sundial", steps=2, temperature=0.0)))
     with pytest.raises(ValueError, match="Choose a model"):
-        app.load(" ")
+        models.load(" ")
 
 
-def test_unknown_words_are_noted(app, pipe):
-    result = app.write(pipe, app.Request("JumpScheduler", "Tom saw Zebulon"))
+def test_unknown_words_are_noted(pipe):
+    result = writing.write(pipe, writing.Request("JumpScheduler", "Tom saw Zebulon"))
     assert any("'Zebulon'" in note for note in result.notes)
-    assert "Zebulon" in seen(app.render_result(pipe, result))
+    assert "Zebulon" in seen(showing.render_result(pipe, result))
 
 
-def test_a_closed_stream_ends_the_writing(app, pipe, monkeypatch):
+def test_a_closed_stream_ends_the_writing(pipe, monkeypatch):
     ended = []
 
     def slow_write(pipe, request, show):
         try:
             while True:
                 show(
-                    app.Frame(1, torch.zeros(1, 9).long(), torch.ones(1, 9).bool(), torch.ones(1, 9)), torch.ones(1, 9)
+                    writing.Frame(1, torch.zeros(1, 9).long(), torch.ones(1, 9).bool(), torch.ones(1, 9)),
+                    torch.ones(1, 9),
                 )
                 time.sleep(0.01)
-        except app.Stopped:
+        except writing.Stopped:
             ended.append(True)
             raise
 
-    monkeypatch.setattr(app, "write", slow_write)
-    stream = app.stream(pipe, app.Request("JumpScheduler"))
-    assert "writing" in next(stream) and "call 1" in next(stream)
-    stream.close()
+    monkeypatch.setattr(stream, "write", slow_write)
+    shown = stream.stream(pipe, writing.Request("JumpScheduler"))
+    assert "writing" in next(shown) and "call 1" in next(shown)
+    shown.close()
     for _ in range(200):
         if ended:
             break

@@ -1,25 +1,31 @@
 """The example script: launched as a user does, and its refusals."""
 
 import importlib.util
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import make_pipeline, make_tokenizer, seeded
 
 from diffusers_text_nfdm import (
     AutoregressiveConfig,
     AutoregressiveModel,
     AutoregressivePipeline,
+    JumpScheduler,
     MaskedDiffusionConfig,
     MaskedDiffusionModel,
     MaskedDiffusionPipeline,
+    NFDMTextPipeline,
     ReverseODEScheduler,
     files,
 )
+from diffusers_text_nfdm.pipelines.live_text import RESET, STYLES, LiveText
 
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "generate.py"
@@ -104,6 +110,97 @@ def test_baselines_write_texts_with_the_options_that_they_have(script, tmp_path,
         assert f"{option[0]} has no meaning for a" in capsys.readouterr().err.splitlines()[-1]
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def screen(written: str) -> list[str]:
+    """The lines that a terminal shows: what is written over is gone."""
+    lines, row = [""], 0
+    for move, erase, rest in re.findall(r"\x1b\[(\d+)A\r|(\x1b\[J|\x1b\[2K)|([^\x1b\n]+|\n|\x1b\[\d+m)", written):
+        if move:
+            row -= int(move)
+        elif erase == "\x1b[J":
+            lines[row:] = [""]
+        elif rest == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif rest and not rest.startswith("\x1b"):
+            lines[row] += rest
+    return lines
+
+
+SCHEDULERS = ["jump", "draft-verify", "refinement", "markov-chain", "reverse-sde", "reverse-ode"]
+
+
+@pytest.fixture(scope="module")
+def jumping(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jumps")
+    options = {"prediction_type": "categorical", "predictor": "two_stream", "jumps": True, "max_length": 9}
+    options |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3}
+    make_pipeline("nfdm", JumpScheduler(jump_length=3), **options).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("prompt", [[], ["--prompt", "Tom saw"], ["--prompt", "Tom [GAP] ran ."]])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_watched_text_is_the_same_and_ends_alone_on_the_screen(
+    script, jumping, capsys, monkeypatch, scheduler, prompt
+):
+    arguments = [str(jumping), "--num_samples", "2", "--seed", "5", "--scheduler", scheduler, *prompt]
+    arguments += [] if scheduler in SCHEDULERS[:3] else ["--steps", "3"]
+    script.main(arguments)
+    plain = capsys.readouterr().out
+    # Not watched where nobody sees it.
+    script.main([*arguments, "--watch", "0"])
+    assert capsys.readouterr().out == plain
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    script.main([*arguments, "--watch", "0"])
+    written = sys.stdout.getvalue()
+    assert "\n".join(screen(written)) == plain
+    assert "call 1" in written and STYLES["draft"] in written
+    assert (f"{STYLES['given']}Tom" in written) == bool(prompt)
+
+
+def test_verified_words_are_green_and_drafts_dim(jumping):
+    pipe = NFDMTextPipeline.from_pretrained(jumping)
+    pipe.set_progress_bar_config(disable=True)
+    tokens = torch.tensor([[0, *pipe.tokenizer("Tom saw a fox", add_special_tokens=False)["input_ids"], 3, 3, 3, 3]])
+    known = torch.tensor([[True, True] + [False] * 7])
+    out = Terminal()
+    LiveText(seconds=0, out=out)(pipe, 0, torch.tensor([6 / 9]), {"tokens": tokens, "known": known})
+    styles = ("given", "settled", "draft", "draft")
+    styled = [f"{STYLES[style]}{word}{RESET}" for style, word in zip(styles, ("Tom", "saw", "a", "fox"))]
+    assert " ".join(styled) in out.getvalue()
+
+
+def test_a_text_is_broken_where_the_terminal_ends(jumping, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "12")
+    pipe, out = NFDMTextPipeline.from_pretrained(jumping), Terminal()
+    ids = pipe.tokenizer("Tom saw a fox . Tom ran", add_special_tokens=False)["input_ids"]
+    known = torch.zeros(1, 9, dtype=torch.bool)
+    live = LiveText(seconds=0, out=out)
+    live(pipe, 0, torch.tensor([0.0]), {"tokens": torch.tensor([[0, *ids, 3]]), "known": known})
+    assert screen(out.getvalue()) == ["call 1", "Tom saw a", "fox. Tom", "ran", ""]
+    live.clear()
+    assert screen(out.getvalue()) == [""]
+
+
+def test_the_network_is_compiled_if_asked_for(script, checkpoint, monkeypatch):
+    compiled = []
+    monkeypatch.setattr("diffusers_text_nfdm.networks.compilation.compile_layers", compiled.append)
+    script.load(script.build_parser().parse_args([str(checkpoint)]))
+    assert not compiled
+    pipe = script.load(script.build_parser().parse_args([str(checkpoint), "--compile"]))
+    assert compiled == [pipe.model]
+
+
+def test_a_film_is_written(script, jumping, tmp_path):
+    script.main([str(jumping), "--num_samples", "1", "--trajectory", str(tmp_path / "film.gif")])
+    assert (tmp_path / "film.gif").read_bytes().startswith(b"GIF89a")
+
+
 def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "texts.jsonl"
     path.write_text("old")
@@ -130,10 +227,10 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path, monkey
         (["--num_samples", "many"], "argument --num_samples: invalid int value: 'many'"),
         (["--steps", "-1"], "`num_inference_steps` is -1"),
         (["--confidence_threshold", "0.9"], "only 'categorical' has probabilities of tokens"),
-        (["--top_k", "3"], "`top_k` and `top_p` need a `temperature` above 0"),
+        (["--top_k", "3"], "`top_k`, `top_p` and `min_p` need a `temperature` above 0"),
         (["--output", "no/such/folder/texts.jsonl"], "there is no folder no/such/folder"),
-        (["--trajectory", "picture.docx"], "must end in one of .png, .pdf, .svg"),
-        (["--device", "abacus"], "argument --device: 'abacus' cannot be used"),
+        (["--trajectory", "picture.docx"], "must end in one of .png, .pdf, .svg, .gif"),
+        (["--device", "abacus"], "The device 'abacus' cannot be used"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(script, checkpoint, capsys, options, message):
@@ -149,9 +246,10 @@ def test_a_folder_that_is_no_checkpoint_is_refused_in_one_line(script, tmp_path,
     assert ended.value.code == 2 and "is no pipeline checkpoint" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_help_waits_for_no_import_of_torch():
-    command = [sys.executable, "-X", "importtime", str(SCRIPT), "--help"]
+@pytest.mark.parametrize("name", ["generate", "estimate_likelihood", "app"])
+def test_help_waits_for_no_import_of_torch(name):
+    command = [sys.executable, "-X", "importtime", str(SCRIPT.with_stem(name)), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and "--num_samples" in done.stdout
+    assert done.returncode == 0 and "--device" in done.stdout
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert "argparse" in imported and not imported & {"torch", "transformers", "diffusers", "datasets"}

@@ -4,9 +4,11 @@ import io
 
 import pytest
 import torch
+from PIL import Image
 from tiny import make_pipeline, make_tokenizer, seeded
 
 from diffusers_text_nfdm import NFDMTextPipelineOutput, WordTokenizer
+from diffusers_text_nfdm.plots.film import COLUMNS, _place, film_trajectory
 from diffusers_text_nfdm.plots.trajectory import UNSETTLED, plot_trajectory, settling_calls
 
 
@@ -69,6 +71,37 @@ def test_long_texts_are_broken_into_tables_that_fit_a_page():
     tables, labels = cells(figure)
     assert len(tables) > 1 and len(labels) <= 11 and figure.get_figwidth() < 13
     assert [word for table in tables for word, _ in table[-1]] == ["<START>", *words, "<END>"]
+
+
+def test_a_film_has_the_words_of_every_call_and_greys_those_that_change(tmp_path):
+    tokenizer = make_tokenizer()
+    tom, fox, ran = (tokenizer.convert_tokens_to_ids(word) for word in ("Tom", "fox", "ran"))
+    final = torch.tensor([0, tom, ran, 1, 3])
+    trajectory = torch.tensor([[0, tom, 3, fox, 3], [0, tom, fox, 1, 3], [0, tom, ran, 1, 3]])
+    output = NFDMTextPipelineOutput(
+        sequences=final[None],
+        trajectory=trajectory[:, None],
+        trajectory_times=torch.tensor([[1.0], [0.6], [0.3]]),
+        calls=torch.tensor([3]),
+    )
+    since = settling_calls(trajectory, final)
+    first, second, third = (
+        [(word.letters, word.settled) for word in _place(tokens, tokenizer, since <= i)]
+        for i, tokens in enumerate(trajectory)
+    )
+    assert first == [("Tom", True), ("·", False), ("fox", False)]
+    assert second == [("Tom", True), ("fox", False)] and third == [("Tom", True), ("ran", True)]
+    film_trajectory(output, tokenizer, tmp_path / "film.gif")
+    with Image.open(tmp_path / "film.gif") as film:
+        assert film.format == "GIF" and film.n_frames == 4 and film.info["loop"] == 0
+
+
+def test_the_words_of_a_film_are_broken_into_lines():
+    words = [f"word{i}" for i in range(30)]
+    tokenizer = WordTokenizer.from_texts([" ".join(words)], min_count=0, max_length=64)
+    placed = _place(torch.tensor(tokenizer(" ".join(words))["input_ids"]), tokenizer, torch.ones(64))
+    assert [word.letters for word in placed] == words and placed[-1].line > 1
+    assert all(word.column + len(word.letters) <= COLUMNS for word in placed)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 30])

@@ -217,7 +217,8 @@ def test_calls_are_what_was_asked_for():
     [
         ({"jump_length": 0}, "`jump_length` is 0; it must be an integer of at least 1"),
         ({"jump_length": 1.5}, "`jump_length` is 1.5"),
-        ({"temperature": 0}, "`temperature` is 0; it must be a number above 0"),
+        ({"temperature": -1}, "`temperature` is -1; it must be at least 0"),
+        ({"top_k": 0}, "`top_k` is 0; it must be an integer of at least 1"),
         ({"min_p": 1}, "`min_p` is 1"),
     ],
 )

@@ -6,7 +6,14 @@ import pytest
 import torch
 from tiny import logged_warnings, make_pipeline, seeded
 
-from diffusers_text_nfdm import DraftVerifyScheduler, JumpScheduler, NFDMTextPipeline, RefinementScheduler
+from diffusers_text_nfdm import (
+    DraftVerifyScheduler,
+    JumpScheduler,
+    MarkovChainScheduler,
+    NFDMTextPipeline,
+    RefinementScheduler,
+    TokenScheduler,
+)
 from diffusers_text_nfdm.schedulers import SCHEDULERS
 
 
@@ -18,7 +25,7 @@ OPTIONS = {
 TOKEN_SCHEDULERS = {
     "jump": JumpScheduler(jump_length=3, min_p=0.1),
     "refinement": RefinementScheduler(block_length=3, entropy_budget=0.5, temperature=0.8),
-    "draft": DraftVerifyScheduler(3, min_p=0.1),
+    "draft": DraftVerifyScheduler(block_size=3, min_p=0.1),
 }
 
 
@@ -56,6 +63,38 @@ def test_beginnings_are_continued_and_gaps_filled(scheduler):
     assert type(pipe.scheduler) is type(scheduler)
 
 
+@pytest.mark.parametrize("prompt", [None, "Tom saw", "Tom ran [MASK] fox"])
+@pytest.mark.parametrize(
+    "scheduler",
+    [*TOKEN_SCHEDULERS.values(), MarkovChainScheduler(prediction="tokens")],
+    ids=[*TOKEN_SCHEDULERS, "chain"],
+)
+def test_the_knobs_of_a_call_act_on_what_is_drawn(scheduler, prompt):
+    pipe, own = pipeline(scheduler), dict(scheduler.config)
+    options = {"prompt": prompt, "num_samples": 6}
+    options |= {} if isinstance(scheduler, TokenScheduler) else {"num_inference_steps": 4}
+
+    def write(**knobs):
+        return pipe(**options, **knobs, generator=seeded(0)).sequences
+
+    # Of a chain the noise of later steps depends on whether random numbers were drawn before.
+    best = write(temperature=0) if isinstance(scheduler, TokenScheduler) else write(temperature=1.0, top_k=1)
+    for cut in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 0.999999}):
+        assert torch.equal(write(temperature=1.0, **cut), best), cut
+    assert not torch.equal(write(temperature=50.0, min_p=0.0), best)
+    # What is the same as in the scheduler's config changes nothing, and the scheduler stays as it was.
+    same = {name: own[name] for name in ("temperature", "top_k", "top_p", "min_p")}
+    assert torch.equal(write(**same), write()) and dict(pipe.scheduler.config) == own
+
+
+@pytest.mark.parametrize("scheduler", TOKEN_SCHEDULERS.values(), ids=TOKEN_SCHEDULERS)
+def test_cuts_of_the_config_are_those_of_the_call(scheduler):
+    pipe = pipeline(scheduler)
+    called = pipe(num_samples=6, temperature=3.0, top_k=2, top_p=0.9, min_p=0.0, generator=seeded(1)).sequences
+    pipe.scheduler = type(scheduler).from_config(scheduler.config, temperature=3.0, top_k=2, top_p=0.9, min_p=0.0)
+    assert torch.equal(pipe(num_samples=6, generator=seeded(1)).sequences, called)
+
+
 @pytest.mark.parametrize("scheduler", TOKEN_SCHEDULERS.values(), ids=TOKEN_SCHEDULERS)
 def test_what_has_no_meaning_is_refused_by_name(scheduler):
     pipe, name = pipeline(scheduler), type(scheduler).__name__
@@ -68,7 +107,7 @@ def test_what_has_no_meaning_is_refused_by_name(scheduler):
 def test_a_callback_sees_the_tokens_of_every_call(scheduler):
     pipe, seen = pipeline(scheduler), []
     options = {"num_samples": 2, "callback_on_step_end": lambda *call: seen.append(call[1:])}
-    with pytest.raises(ValueError, match="has only 'tokens' for a callback"):
+    with pytest.raises(ValueError, match="has only 'tokens' and 'known' for a callback"):
         pipe(**options)
     output = pipe(
         **options, callback_on_step_end_tensor_inputs=["tokens"], return_trajectory=True, generator=seeded(0)

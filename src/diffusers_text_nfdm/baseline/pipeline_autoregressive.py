@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..models import evaluation_mode
-from ..models.token_choice import draw_tokens
+from ..models.token_choice import check_cuts, draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
 from ..pipelines.prompts import write_prompts
-from ..pipelines.samples import check_choice, check_given, check_samples, decode_texts, sample_generators
+from ..pipelines.samples import check_given, check_samples, decode_texts, sample_generators
 from ..pipelines.token_writing import begins
 from .modeling import AutoregressiveModel
 
@@ -41,6 +41,8 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         batch_size: int = 64,
         generator: torch.Generator | list[torch.Generator] | None = None,
         temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
         min_p: float = 0.0,
         prompt: str | list[str] | None = None,
         condition: str | list[str] | None = None,
@@ -53,22 +55,23 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
             num_samples: number of texts, 1 unless prompts or `input_ids` say how many.
             batch_size: texts made at a time. A sample does not depend on it.
             generator: one generator, from which one per sample is derived, or a list with one per sample.
-            temperature: tokens are drawn from `softmax(logits / temperature)`; 1 samples the model's distribution, 0
-                takes the most probable token.
-            min_p: tokens of less than this share of the largest probability are not drawn.
+            temperature, top_k, top_p, min_p: how tokens are drawn from the logits, see `token_probabilities`; at
+                temperature 0 the most probable ones are taken.
             prompt: the beginning of a text, or of each.
             condition: what a text is to obey, or each, for a model that was trained with conditions.
             input_ids, known: token ids `(num_samples, max_length)` and which of them are given, from START on.
         """
         config = self.model.config
         if prompt is not None or condition is not None or (config.condition_length and input_ids is None):
-            options = {"batch_size": batch_size, "temperature": temperature, "min_p": min_p}
+            options = {
+                "batch_size": batch_size, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+            }  # fmt: skip
             return write_prompts(self, prompt, condition, num_samples, generator, {}, options)
         if num_samples is None:
             num_samples = 1 if input_ids is None else len(input_ids)
         check_samples(num_samples, batch_size, generator)
-        choice = {"temperature": temperature, "min_p": min_p}
-        check_choice(**choice)
+        choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        check_cuts(**choice)
         if check_given(num_samples, input_ids, known) and not begins(known).all():
             raise ValueError(
                 "An autoregressive model continues a beginning; here are known tokens behind unknown ones."
@@ -101,7 +104,7 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
     def _generate(
         self,
         generators: list[torch.Generator],
-        choice: dict[str, float],
+        choice: dict,
         bar,
         given: Tensor | None = None,
         known: Tensor | None = None,

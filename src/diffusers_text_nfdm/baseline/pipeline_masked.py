@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from ..checks import check_one_of, is_number
 from ..models import evaluation_mode
-from ..models.token_choice import draw_tokens
+from ..models.token_choice import check_cuts, draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
 from ..pipelines.prompts import write_prompts
-from ..pipelines.samples import check_choice, check_given, check_samples, decode_texts, sample_generators
+from ..pipelines.samples import check_given, check_samples, decode_texts, sample_generators
 from .masked_modeling import MaskedDiffusionModel
 
 
@@ -98,7 +98,7 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
         check_samples(num_samples, batch_size, generator)
         check_one_of("remasking", remasking, REMASKING)
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        check_choice(**choice)
+        check_cuts(**choice)
         if check_given(num_samples, input_ids, known):
             model.check_inputs(input_ids, known)
         size = model.block_size(block_size) or model.config.max_length

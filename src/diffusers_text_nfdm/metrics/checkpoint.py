@@ -34,6 +34,11 @@ def checkpoint_folder(checkpoint: str | Path) -> Path:
 
 def load_pipeline(checkpoint: str | Path, device: str | torch.device | None = None):
     """The pipeline of the class that model_index.json names."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"The device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
     folder = checkpoint_folder(checkpoint)
     name = json.loads((folder / "model_index.json").read_text(encoding="utf-8")).get("_class_name")
     if name not in PIPELINES:
@@ -45,7 +50,7 @@ def load_pipeline(checkpoint: str | Path, device: str | torch.device | None = No
     pipeline_class = getattr(baseline, name, NFDMTextPipeline)
     pipeline = pipeline_class.from_pretrained(folder)
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return pipeline.to(device)
 
 
 def pipeline_kind(pipeline) -> str:

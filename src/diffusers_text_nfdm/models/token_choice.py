@@ -7,6 +7,33 @@ import math
 import torch
 from torch import Tensor
 
+from ..checks import is_number
+
+
+# The knobs by which tokens are drawn.
+CHOICE = ("temperature", "top_k", "top_p", "min_p")
+
+
+def check_choice(temperature: float, top_k: int | None = None, top_p: float | None = None, min_p: float = 0.0) -> None:
+    """Raise a ValueError for ways of drawing tokens that cannot be."""
+    if not is_number(temperature) or not temperature >= 0:
+        raise ValueError(f"`temperature` is {temperature!r}; it must be at least 0 (0 takes the most probable token).")
+    if top_k is not None and (not is_number(top_k) or not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
+    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
+        raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
+    if not (is_number(min_p) and 0 <= min_p < 1):
+        raise ValueError(f"`min_p` is {min_p!r}; it must be in [0, 1).")
+
+
+def check_cuts(temperature: float, top_k: int | None = None, top_p: float | None = None, min_p: float = 0.0) -> None:
+    """As `check_choice`, and a ValueError for cuts of a distribution that nothing is drawn from."""
+    check_choice(temperature, top_k, top_p, min_p)
+    if temperature == 0 and (top_k is not None or top_p is not None or min_p):
+        raise ValueError(
+            "`top_k`, `top_p` and `min_p` need a `temperature` above 0: at 0 the most probable token is taken."
+        )
+
 
 def token_probabilities(
     logits: Tensor,

@@ -90,6 +90,10 @@ class TextBatch:
     times: list[Tensor] = field(default_factory=list)
     calls: int | Tensor = 0
 
+    def known_tokens(self, tokens: Tensor) -> Tensor:
+        """Which of the tokens `(batch, seq)` were given."""
+        return torch.zeros_like(tokens, dtype=torch.bool) if self.known is None else self.known.clone()
+
 
 def join_outputs(parts: dict[Tensor, NFDMTextPipelineOutput]) -> NFDMTextPipelineOutput:
     """One output of several, whose keys are the texts that each has."""

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ..checks import check_one_of, is_number
 from ..clocks import Clock
-from ..schedulers import JumpScheduler, ReverseODEScheduler, TokenScheduler
+from ..models.token_choice import check_cuts
+from ..schedulers import JumpScheduler, ReverseODEScheduler, TextDiffusionScheduler, TokenScheduler
 from ..tokenization import special_ids
-from .samples import check_given, check_samples, check_temperature
+from .samples import check_given, check_samples
 
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ def warn_of_untrained(config: TextDiffusionConfig, clock: Clock) -> None:
             f"{', '.join(map(str, trained))}.",
             stacklevel=3,
         )
+
+
+def draws_tokens(scheduler: TextDiffusionScheduler | TokenScheduler) -> bool:
+    """Whether a scheduler draws tokens itself, by the knobs of its config."""
+    return isinstance(scheduler, TokenScheduler) or scheduler.config.get("prediction") == "tokens"
 
 
 def check_token_scheduler(
@@ -62,10 +68,10 @@ def check_token_scheduler(
     for argument, value in given.items():
         if value is not None:
             raise ValueError(f"`{argument}` has no meaning for {name}; leave it out.")
-    if callback_inputs is not None and set(callback_inputs) != {"tokens"}:
+    if callback_inputs is not None and not set(callback_inputs) <= {"tokens", "known"}:
         raise ValueError(
-            f"`callback_on_step_end_tensor_inputs` is {list(callback_inputs)}; {name} has only 'tokens' for a "
-            "callback."
+            f"`callback_on_step_end_tensor_inputs` is {list(callback_inputs)}; {name} has only 'tokens' and 'known' "
+            "for a callback."
         )
 
 
@@ -111,9 +117,7 @@ def check_call(
     latents: Tensor | None,
     input_ids: Tensor | None,
     known: Tensor | None,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
+    choice: dict,
     clamp_predictions: bool,
     confidence_threshold: float | None,
     output_type: str,
@@ -123,22 +127,18 @@ def check_call(
     check_samples(num_samples, batch_size, generator)
     if latents is not None:
         check_latents("`latents`", latents, (num_samples, *pipeline.model.latent_shape))
-    check_temperature(temperature)
-    if temperature == 0 and (top_k is not None or top_p is not None):
-        raise ValueError("`top_k` and `top_p` need a `temperature` above 0: at 0 the most probable token is taken.")
-    if top_k is not None and (not is_number(top_k) or not isinstance(top_k, int) or top_k < 1):
-        raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
-    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
-        raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
+    # Where nothing is drawn in between, the last step takes the most probable tokens.
+    temperature = 1.0 if draws_tokens(pipeline.scheduler) else 0.0
+    check_cuts(**{"temperature": temperature, **choice})
     if check_given(num_samples, input_ids, known):
         pipeline.model.check_inputs(input_ids)
-    draws_tokens = pipeline.scheduler.config.get("prediction") == "tokens"
-    if draws_tokens and pipeline.model.config.prediction_type != "categorical":
+    chain = pipeline.scheduler.config.get("prediction") == "tokens"
+    if chain and pipeline.model.config.prediction_type != "categorical":
         raise ValueError(
             "The scheduler has `prediction` 'tokens', but the model has `prediction_type` "
             f"{pipeline.model.config.prediction_type!r}; only 'categorical' has a distribution to draw them from."
         )
-    if draws_tokens and clamp_predictions:
+    if chain and clamp_predictions:
         raise ValueError(
             "`clamp_predictions` is True, but with the scheduler's `prediction` 'tokens' Ê is tokens already."
         )

@@ -17,13 +17,20 @@ from ..models.token_choice import draw_tokens, draw_uniforms
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler, TokenScheduler
 from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_outputs, join_trajectories
-from .checks import check_call, check_guidance, check_latents, check_token_scheduler, warn_of_untrained
+from .checks import (
+    check_call,
+    check_guidance,
+    check_latents,
+    check_token_scheduler,
+    draws_tokens,
+    warn_of_untrained,
+)
 from .early_end import EarlyEnd
 from .guidance import GuidedModel
 from .hub import HubCheckpointMixin
 from .prompts import write_prompts
 from .samples import check_samples, decode_texts, fork, sample_generators
-from .token_writing import begins, filling_scheduler, needs_filling, write_tokens
+from .token_writing import begins, filling_scheduler, needs_filling, with_choice, write_tokens
 
 
 class Interruption(Exception):
@@ -45,7 +52,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     ```
     """
 
-    _callback_tensor_inputs = ["latents", "prediction", "tokens"]
+    _callback_tensor_inputs = ["latents", "prediction", "tokens", "known"]
     # A call for prompts or gaps makes calls of its own, by a copy of the pipeline that knows it is one.
     _is_part = False
 
@@ -91,9 +98,10 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         timesteps: Sequence[float] | None = None,
         generator: torch.Generator | list[torch.Generator] | None = None,
         latents: Tensor | None = None,
-        temperature: float = 0.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         clamp_predictions: bool = False,
         confidence_threshold: float | None = None,
         output_type: str = "text",
@@ -126,8 +134,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             generator: one generator, from which one per sample is derived, or a list with one per sample.
             latents: z at the first time, `(num_samples, max_length, dim)`, instead of noise. Jumps read the first
                 coordinate: it decides the text.
-            temperature, top_k, top_p: sample the tokens from the decoder's logits instead of taking the most probable
-                ones.
+            temperature, top_k, top_p, min_p: how tokens are drawn (`token_probabilities`), instead of the settings of
+                a scheduler that draws them; temperature 0 takes the most probable ones. Schedulers that move latents
+                along a mean Ê draw tokens only at the end, from the decoder, by default the most probable ones.
             clamp_predictions: move each Ê to its nearest embedding before the step (the clamping trick of
                 Diffusion-LM).
             confidence_threshold: end a text as soon as it is decided: two predictions in a row have the same most
@@ -138,11 +147,11 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             output_type: `"text"`, `"seq"` (token ids) or `"latent"` (z_0).
             return_trajectory: also return the best tokens of every Ê; tokens to come are padding.
             callback_on_step_end: called as `callback(pipeline, step, timestep, tensors)` after every step with the
-                tensors named in `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê) and `tokens`
-                (its best tokens). It may return a dict whose `latents` replace those of the pipeline. Between the
-                stages of one step of Heun or of an adaptive method they only change where the drift is taken.
-                Schedulers that write tokens have only `tokens`, and as timestep the share of each text that is to be
-                written, `(num_samples,)`.
+                tensors named in `callback_on_step_end_tensor_inputs`, out of `latents`, `prediction` (Ê), `tokens`
+                (its best tokens) and `known` (which of them were given). It may return a dict whose `latents` replace
+                those of the pipeline. Between the stages of one step of Heun or of an adaptive method they only change
+                where the drift is taken. Schedulers that write tokens have only `tokens` and `known`, and as timestep
+                the share of each text that is to be written, `(num_samples,)`.
         """
         config = self.model.config
         if not self._is_part:
@@ -154,7 +163,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 "num_inference_steps": num_inference_steps, "clock": clock, "batch_size": batch_size,
                 "guidance_scale": guidance_scale, "guidance_model": guidance_model,
                 "timesteps": timesteps, "latents": latents, "temperature": temperature, "top_k": top_k,
-                "top_p": top_p, "clamp_predictions": clamp_predictions, "confidence_threshold": confidence_threshold,
+                "top_p": top_p, "min_p": min_p, "clamp_predictions": clamp_predictions,
+                "confidence_threshold": confidence_threshold,
                 "output_type": output_type, "return_trajectory": return_trajectory,
                 "callback_on_step_end": callback_on_step_end,
                 "callback_on_step_end_tensor_inputs": callback_on_step_end_tensor_inputs,
@@ -176,13 +186,14 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         given = next((x for x in (latents, input_ids) if x is not None), None)
         if num_samples is None:
             num_samples = 1 if given is None else len(given)
+        choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        choice = {name: value for name, value in choice.items() if value is not None}
         check_token_scheduler(
             self,
             num_inference_steps,
             clock=clock,
             timesteps=timesteps,
             latents=latents,
-            temperature=temperature or None,
             clamp_predictions=clamp_predictions or None,
             confidence_threshold=confidence_threshold,
             output_type="latent" if output_type == "latent" else None,
@@ -196,19 +207,20 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 64, self.model.config.max_length // (clock.block_size or self.model.config.max_length)
             )
         check_call(
-            self, num_samples, batch_size, generator, latents, input_ids, known, temperature, top_k, top_p,
-            clamp_predictions, confidence_threshold, output_type, callback_on_step_end_tensor_inputs,
+            self, num_samples, batch_size, generator, latents, input_ids, known, choice, clamp_predictions,
+            confidence_threshold, output_type, callback_on_step_end_tensor_inputs,
         )  # fmt: skip
         starts = range(0, num_samples, batch_size)
         guided = guidance_scale != 1
         options = Options(
             model=GuidedModel(self.model, guidance_scale, guidance_model) if guided else self.model,
             # It carries state from step to step, and other threads may use the pipeline.
-            scheduler=copy(self.scheduler),
+            scheduler=with_choice(self.scheduler, choice),
             num_steps=num_inference_steps,
             timesteps=timesteps,
             clock=clock,
-            choice={"temperature": temperature, "top_k": top_k, "top_p": top_p},
+            # Of tokens that a scheduler has drawn the decoder takes the most probable ones.
+            choice={"temperature": 0.0} if draws_tokens(self.scheduler) else {"temperature": 0.0, **choice},
             clamp_predictions=clamp_predictions,
             confidence_threshold=confidence_threshold,
             keep_trajectory=return_trajectory,
@@ -369,8 +381,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 batch.trajectory.append(tokens.cpu().clone())
                 batch.times.append(to_write)
             if options.callback is not None:
-                tensors = {name: tokens.clone() for name in options.callback_inputs}
-                options.callback(self, calls, to_write, tensors)
+                tensors = {"tokens": tokens.clone(), "known": batch.known_tokens(tokens)}
+                options.callback(self, calls, to_write, {name: tensors[name] for name in options.callback_inputs})
             options.bar.update()
             latest, calls = tokens, calls + 1
             if self._interrupt:
@@ -454,6 +466,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             tensors["prediction"] = prediction.embeddings if isinstance(prediction, Prediction) else prediction
         if "tokens" in options.callback_inputs:
             tensors["tokens"] = self._best_tokens(batch, prediction)
+        tensors["known"] = batch.known_tokens(batch.z[..., 0])
         wanted = {name: tensors[name] for name in options.callback_inputs}
         latents = (options.callback(self, step, timestep, wanted) or {}).get("latents", batch.z)
         batch.z = check_latents("The callback's `latents`", latents, batch.z.shape).to(batch.z)

@@ -208,7 +208,8 @@ def _parts(prompt: str, tokenizer: PreTrainedTokenizerBase, outside: dict[str, N
         if piece in (MASK, GAP):
             parts.append(piece)
         elif piece.strip():
-            ids = tokenizer(piece, add_special_tokens=False)["input_ids"]
+            # For tokenizers of subwords a space belongs to the word behind it.
+            ids = tokenizer(piece.rstrip(), add_special_tokens=False)["input_ids"]
             _note_unknown(piece, tokenizer, outside)
             parts.append(ids)
     return parts

@@ -47,26 +47,6 @@ def check_given(num_samples: int, input_ids: Tensor | None, known: Tensor | None
     return True
 
 
-def check_temperature(temperature: float) -> None:
-    if not is_number(temperature) or not temperature >= 0:
-        raise ValueError(f"`temperature` is {temperature!r}; it must be at least 0 (0 takes the most probable token).")
-
-
-def check_choice(temperature: float, top_k: int | None = None, top_p: float | None = None, min_p: float = 0.0) -> None:
-    """Raise a ValueError for ways of drawing tokens that cannot be."""
-    check_temperature(temperature)
-    if temperature == 0 and (top_k is not None or top_p is not None or min_p):
-        raise ValueError(
-            "`top_k`, `top_p` and `min_p` need a `temperature` above 0: at 0 the most probable token is taken."
-        )
-    if top_k is not None and (not is_number(top_k) or not isinstance(top_k, int) or top_k < 1):
-        raise ValueError(f"`top_k` is {top_k!r}; it must be an integer of at least 1.")
-    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
-        raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
-    if not (is_number(min_p) and 0 <= min_p < 1):
-        raise ValueError(f"`min_p` is {min_p!r}; it must be in [0, 1).")
-
-
 def sample_generators(
     num_samples: int, generator: torch.Generator | list[torch.Generator] | None
 ) -> list[torch.Generator]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..models import TextDiffusionModel
+from ..models.token_choice import CHOICE
 from ..schedulers import (
     DraftVerifyScheduler,
     JumpScheduler,
@@ -15,6 +17,7 @@ from ..schedulers import (
     TextDiffusionScheduler,
     TokenScheduler,
 )
+from .checks import draws_tokens
 from .draft_verify import write_verified
 from .jumps import token_noise, write_jumps
 from .refinement import write_refined
@@ -47,9 +50,20 @@ def filling_scheduler(scheduler: TokenScheduler) -> RefinementScheduler:
     """What fills gaps in its place: tokens drawn as it would draw them, and of several candidates one that the clean
     stream finds probable.
     """
-    return RefinementScheduler(
-        temperature=scheduler.config.temperature, min_p=scheduler.config.min_p, candidates=CANDIDATES
-    )
+    return RefinementScheduler(**{name: scheduler.config[name] for name in CHOICE}, candidates=CANDIDATES)
+
+
+def with_choice(
+    scheduler: TextDiffusionScheduler | TokenScheduler, choice: dict
+) -> TextDiffusionScheduler | TokenScheduler:
+    """A copy of a scheduler that draws tokens, if it does so itself, by the given knobs."""
+    scheduler = copy(scheduler)
+    if choice and draws_tokens(scheduler):
+        for name in choice:
+            if name not in scheduler.config:
+                raise ValueError(f"`{name}` has no meaning for {type(scheduler).__name__}; leave it out.")
+        scheduler.register_to_config(**choice)
+    return scheduler
 
 
 def write_tokens(

@@ -32,6 +32,17 @@ def settling_calls(trajectory: Tensor, final: Tensor) -> Tensor:
     return len(trajectory) - held.sum(0)
 
 
+def check_trajectory(output: NFDMTextPipelineOutput, sample: int) -> None:
+    """Raise a ValueError where there is no trajectory of this sample."""
+    if output.trajectory is None or output.sequences is None:
+        raise ValueError(
+            "`output` has no trajectory or no sequences; call the pipeline with `return_trajectory=True` and "
+            "`output_type` 'text' or 'seq'."
+        )
+    if not 0 <= sample < len(output.sequences):
+        raise ValueError(f"`sample` is {sample!r}; there are samples 0 to {len(output.sequences) - 1}.")
+
+
 def plot_trajectory(output: NFDMTextPipelineOutput, tokenizer: PreTrainedTokenizerBase, sample: int = 0) -> Figure:
     """How one text came about: a table of the predicted words, times from noise (above) to text (below) by positions.
 
@@ -43,13 +54,7 @@ def plot_trajectory(output: NFDMTextPipelineOutput, tokenizer: PreTrainedTokeniz
         tokenizer: the pipeline's.
         sample: which of the samples.
     """
-    if output.trajectory is None or output.sequences is None:
-        raise ValueError(
-            "`output` has no trajectory or no sequences; call the pipeline with `return_trajectory=True` and "
-            "`output_type` 'text' or 'seq'."
-        )
-    if not 0 <= sample < len(output.sequences):
-        raise ValueError(f"`sample` is {sample!r}; there are samples 0 to {len(output.sequences) - 1}.")
+    check_trajectory(output, sample)
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize

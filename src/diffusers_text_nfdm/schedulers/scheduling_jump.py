@@ -40,12 +40,20 @@ class JumpScheduler(TokenScheduler):
 
     Args:
         jump_length: how many tokens the front is ahead of what is verified, at least.
-        temperature: of the distribution that tokens are drawn from.
+        temperature: of the distribution that tokens are drawn from; 0 takes the most probable one.
         min_p: tokens with less than this share of the probability of the most probable one are not drawn.
+        top_k, top_p: only the k most probable tokens are drawn, and of these the fewest with this probability.
     """
 
     @register_to_config
-    def __init__(self, jump_length: int = 16, temperature: float = 1.0, min_p: float = 0.0):
+    def __init__(
+        self,
+        jump_length: int = 16,
+        temperature: float = 1.0,
+        min_p: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ):
         self._check_choice()
         self._check_count("jump_length", jump_length)
 

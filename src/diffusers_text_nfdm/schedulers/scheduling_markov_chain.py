@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..forward_processes import ForwardProcess
 from ..models.prediction import Prediction
-from ..models.token_choice import select_tokens
+from ..models.token_choice import CHOICE, check_choice, select_tokens
 from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutput
 
 
@@ -38,6 +38,7 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         min_p: tokens with less than this share of the probability of the most probable one are not drawn. It cuts off
             what the model has not quite unlearned and leaves the odds of the rest as they are, which a lower
             temperature does not.
+        top_k, top_p: only the k most probable tokens are drawn, and of these the fewest with this probability.
     """
 
     # A config may still hold the `start_time` of the scheduler that this one was exchanged for.
@@ -51,6 +52,8 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         prediction: str = "mean",
         temperature: float = 1.0,
         min_p: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
     ):
         self._check_config()
         if noise_fraction != "snr" and not (
@@ -61,10 +64,7 @@ class MarkovChainScheduler(TextDiffusionScheduler):
             raise ValueError(f"`noise_fraction` is {noise_fraction!r}; it must be a number in [0, 1] or 'snr'.")
         if prediction not in ("mean", "tokens"):
             raise ValueError(f"`prediction` is {prediction!r}; it must be 'mean' or 'tokens'.")
-        if not isinstance(temperature, (int, float)) or isinstance(temperature, bool) or not temperature >= 0:
-            raise ValueError(f"`temperature` is {temperature!r}; it must be a number of at least 0.")
-        if not isinstance(min_p, (int, float)) or isinstance(min_p, bool) or not 0 <= min_p < 1:
-            raise ValueError(f"`min_p` is {min_p!r}; it must be a number in [0, 1).")
+        check_choice(temperature, top_k, top_p, min_p)
 
     def step(
         self,
@@ -114,7 +114,7 @@ class MarkovChainScheduler(TextDiffusionScheduler):
                 "distribution "
                 "to draw them from."
             )
-        options = {"temperature": self.config.temperature, "min_p": self.config.min_p}
+        options = {name: self.config[name] for name in CHOICE}
         place = {"part": model_output.window, "length": model_output.length}
         tokens = select_tokens(model_output.logits, generators=generator, **options, **place)
         return model_output.embeddings_of(tokens)

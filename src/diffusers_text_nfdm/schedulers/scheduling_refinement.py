@@ -45,9 +45,10 @@ class RefinementScheduler(TokenScheduler):
     Args:
         block_length: tokens of the window.
         entropy_budget: nats. At 0 one token is drawn a call.
-        temperature: of the distribution that tokens are drawn from.
+        temperature: of the distribution that tokens are drawn from; 0 takes the most probable one.
         min_p: tokens with less than this share of the probability of the most probable one are not drawn.
         candidates: of each text. They are written side by side; the calls of all of them are counted.
+        top_k, top_p: only the k most probable tokens are drawn, and of these the fewest with this probability.
     """
 
     @register_to_config
@@ -58,6 +59,8 @@ class RefinementScheduler(TokenScheduler):
         temperature: float = 1.0,
         min_p: float = 0.0,
         candidates: int = 1,
+        top_k: int | None = None,
+        top_p: float | None = None,
     ):
         self._check_choice()
         self._check_count("block_length", block_length)
@@ -71,8 +74,8 @@ class RefinementScheduler(TokenScheduler):
         """
         drawn_from = self.probabilities(logits)
         tokens = draw_from(drawn_from, uniforms)
-        # What is cut off is not drawn, but it is doubt.
-        p = token_probabilities(logits.double(), self.config.temperature)
+        # What is cut off is not drawn, but it is doubt; and so it is where the most probable token is taken.
+        p = token_probabilities(logits.double(), self.config.temperature or 1.0)
         entropy = torch.special.entr(p).sum(-1).masked_fill(~open_tokens, torch.inf)
         first = torch.zeros_like(open_tokens).scatter(1, open_tokens.long().argmax(1, keepdim=True), True)
         # The first costs nothing: it is the one by which the others are drawn too early.

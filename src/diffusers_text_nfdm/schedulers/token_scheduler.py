@@ -6,27 +6,25 @@ import torch
 from diffusers import ConfigMixin, SchedulerMixin
 from torch import Tensor
 
-from ..checks import is_number
-from ..models.token_choice import draw_from, token_probabilities
+from ..models.token_choice import CHOICE, check_choice, draw_from, token_probabilities
 from .base import TextDiffusionScheduler
 
 
 class TokenScheduler(SchedulerMixin, ConfigMixin):
     """A token goes from noise to text in one step, when its turn comes. It needs a model with a clean stream.
 
-    A subclass has `temperature` and `min_p` in its config: tokens with less than this share of the probability of the
-    most probable one are not drawn.
+    A subclass has `temperature`, `top_k`, `top_p` and `min_p` in its config: how tokens are drawn
+    (`token_probabilities`). At temperature 0 the most probable one is taken.
     """
 
     order = 1
     init_noise_sigma = 1.0
 
     def _check_choice(self) -> None:
-        temperature, min_p = self.config.temperature, self.config.min_p
-        if not is_number(temperature) or not temperature > 0:
-            raise ValueError(f"`temperature` is {temperature!r}; it must be a number above 0.")
-        if not is_number(min_p) or not 0 <= min_p < 1:
-            raise ValueError(f"`min_p` is {min_p!r}; it must be a number in [0, 1).")
+        check_choice(**self._choice())
+
+    def _choice(self) -> dict:
+        return {name: self.config[name] for name in CHOICE}
 
     @staticmethod
     def _check_count(name: str, value: int, least: int = 1) -> None:
@@ -39,19 +37,19 @@ class TokenScheduler(SchedulerMixin, ConfigMixin):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The distribution that tokens are drawn from."""
-        return token_probabilities(logits.double(), self.config.temperature, min_p=self.config.min_p)
+        return token_probabilities(logits.double(), **self._choice())
 
     def draw_by_noise(self, logits: Tensor, noise: Tensor, order: Tensor) -> Tensor:
         """Tokens `(...)` from logits `(..., vocab)` by their noise `(...)`, in an order of token ids.
 
         The noise decides by the whole distribution, as in training, so that what reads it finds the token that was
-        drawn. Only where that token is cut off by `min_p` another one is drawn, by where the noise lies in what is cut
+        drawn. Only where that token is cut off another one is drawn, by where the noise lies in what is cut
         off: together they have the distribution `probabilities`. With another temperature than 1 noise and tokens
         agree less.
         """
         whole = token_probabilities(logits.double(), self.config.temperature)
         tokens = draw_from(whole, noise, order)
-        if not self.config.min_p:
+        if not self.config.min_p and self.config.top_k is None and self.config.top_p is None:
             return tokens
         kept = self.probabilities(logits)
         again = kept.gather(-1, tokens[..., None])[..., 0] == 0

@@ -20,6 +20,7 @@ from ..clocks import make_clock
 from ..conditions import check_condition_length
 from ..metrics.sampling import ANCESTRAL, DIFFUSION, MASKED, Sampling
 from ..models import DiffusionLMConfig, MuLANConfig, NFDMConfig
+from ..subwords import SMALLEST_VOCABULARY
 from .baseline_checks import check_baseline
 from .known_tokens import KINDS
 from .recipe_files import DEFAULT_RECIPE, read_config, scalar, suggest
@@ -127,9 +128,16 @@ class TrainingArguments:
     )
     streaming: bool = setting(False, "data", "read a Hub dataset while training instead of downloading it")
     tokenizer: str | None = setting(
-        None, "data", "folder or name of a tokenizer; otherwise a word tokenizer is built from the data"
+        None,
+        "data",
+        "'subword' for byte-level BPE trained from the data, or folder or name of a tokenizer; otherwise a word "
+        "tokenizer is built from the data",
     )
+    vocab_size: int = setting(4000, "data", "tokens of a 'subword' tokenizer, 260 at least")
     min_word_count: int = setting(10, "data", "words seen more often than this get an id of their own")
+    grow_vocabulary: bool = setting(
+        False, "data", "add words of the data to the word tokenizer of a `model_name_or_path`, which lacks them"
+    )
     max_length: int = setting(64, "data", "positions of every text, START, END and padding included")
     dataloader_workers: int = setting(0, "data", "processes that read ahead")
 
@@ -327,6 +335,12 @@ class TrainingArguments:
                         f"`{name}` is {getattr(self, name)!r}, but a run from `model_name_or_path` has those of the "
                         "checkpoint; leave it out."
                     )
+        elif self.grow_vocabulary:
+            raise ValueError("`grow_vocabulary` is for a run from `model_name_or_path`, whose vocabulary can grow.")
+        if self.grow_vocabulary and self.streaming:
+            raise ValueError("`grow_vocabulary` needs the texts before training, which a stream does not have.")
+        if self.vocab_size < SMALLEST_VOCABULARY:
+            raise ValueError(f"`vocab_size` is {self.vocab_size}; it must be at least {SMALLEST_VOCABULARY}.")
         for name in ("cooccurrence_embeddings", "cooccurrence_rows"):
             if self.streaming and getattr(self, name):
                 raise ValueError(f"`{name}` needs the texts before training, which a stream does not have.")

@@ -26,6 +26,7 @@ from ..models import (
 )
 from ..models.token_choice import behind_end
 from ..networks.cooccurrence import cooccurrence_embeddings
+from ..subwords import train_subword_tokenizer
 from ..tokenization import WordTokenizer, special_ids
 from .arguments import CONFIGS, TrainingArguments
 
@@ -39,6 +40,8 @@ FREE_OF_CHECKPOINT = (
     "clock", "trained_clocks", "trained_block_sizes", "jumps", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "dropout", "time_sampler", "objective", "dtype", "architectures", "transformers_version",
 )  # fmt: skip
+# The name of a tokenizer that is trained from the data.
+SUBWORD = "subword"
 # Enough texts for a vocabulary, where they come as a stream.
 VOCABULARY_TEXTS = 100_000
 # Enough texts for the statistics of neighbouring words.
@@ -159,14 +162,23 @@ class TrainingData:
             # The tokenizers library raises no narrower one.
             except Exception as error:
                 raise ValueError(f"The run's tokenizer in {folder} cannot be read: {error}.") from error
-        if self.start is not None:
+        if self.start is not None and not arguments.grow_vocabulary:
             return self.start.tokenizer
-        if arguments.tokenizer is not None:
+        if arguments.tokenizer not in (None, SUBWORD):
             return AutoTokenizer.from_pretrained(arguments.tokenizer)
         rows = train.take(VOCABULARY_TEXTS) if arguments.streaming else train
         texts = (row["text"] for row in rows)
         if arguments.condition_column is not None:
             texts = itertools.chain(texts, (spread(row["condition"]) for row in rows))
+        if self.start is not None:
+            tokenizer = self.start.tokenizer
+            if not isinstance(tokenizer, WordTokenizer):
+                raise ValueError(
+                    f"`grow_vocabulary` is for a WordTokenizer; the checkpoint has a {type(tokenizer).__name__}."
+                )
+            return tokenizer.grown(texts, arguments.min_word_count)
+        if arguments.tokenizer == SUBWORD:
+            return train_subword_tokenizer(texts, arguments.vocab_size, arguments.max_length)
         return WordTokenizer.from_texts(texts, arguments.min_word_count, arguments.max_length)
 
     def _read_streamed_validation(self) -> None:
@@ -203,12 +215,16 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
         sizes = [make_clock(clock, arguments.max_length).block_size for clock in arguments.clocks]
         config.trained_block_sizes = list(dict.fromkeys(sizes)) or [config.block_size]
     model = MODELS[arguments.model_type](config)
+    # A predicted embedding has no logits that could start at the frequencies.
+    embedding = isinstance(config, TextDiffusionConfig) and config.prediction_type == "embedding"
     if data.start is not None:
-        copy_weights(data.start.model, model)
+        if arguments.grow_vocabulary and not embedding:
+            # New words start as frequent as they are.
+            model.set_token_frequencies(_token_counts(data.train_ids(), len(tokenizer), arguments.condition_length))
+        copy_weights(data.start.model, model, arguments.grow_vocabulary)
     elif not arguments.streaming:
         ids = data.train_ids()
-        # A predicted embedding has no logits that could start at the frequencies.
-        if not (isinstance(config, TextDiffusionConfig) and config.prediction_type == "embedding"):
+        if not embedding:
             model.set_token_frequencies(_token_counts(ids, len(tokenizer), arguments.condition_length))
         if arguments.cooccurrence_embeddings:
             some = ids[: min(len(ids), COOCCURRENCE_TEXTS)]["input_ids"]
@@ -231,13 +247,16 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
     return model
 
 
-def copy_weights(source: PreTrainedModel, model: PreTrainedModel) -> None:
-    """Give the model the weights of another one, which may lack parts that are new in it."""
+def copy_weights(source: PreTrainedModel, model: PreTrainedModel, grown: bool = False) -> None:
+    """Give the model the weights of another one, which may lack parts that are new in it, and, if its vocabulary has
+    grown, the rows of the last tokens.
+    """
     old, new = source.config.to_dict(), model.config.to_dict()
+    free = (*FREE_OF_CHECKPOINT, "vocab_size") if grown else FREE_OF_CHECKPOINT
     changed = [
         f"{name} {old.get(name)!r} where these settings have {new[name]!r}"
         for name in new
-        if name in old and old[name] != new[name] and name not in FREE_OF_CHECKPOINT and not name.startswith("_")
+        if name in old and old[name] != new[name] and name not in free and not name.startswith("_")
     ]
     if changed:
         raise ValueError(
@@ -245,6 +264,8 @@ def copy_weights(source: PreTrainedModel, model: PreTrainedModel) -> None:
             "for parts that are new."
         )
     weights, own = source.state_dict(), model.state_dict()
+    if grown:
+        weights = {name: _with_new_rows(weight, own.get(name), old["vocab_size"]) for name, weight in weights.items()}
     for name, weight in weights.items():
         if name not in own or own[name].shape != weight.shape:
             shape = tuple(own[name].shape) if name in own else "nothing"
@@ -253,6 +274,12 @@ def copy_weights(source: PreTrainedModel, model: PreTrainedModel) -> None:
                 f"has {shape}; the `model_config` must be that of the checkpoint, but for parts that are new."
             )
     model.load_state_dict(weights, strict=False)
+
+
+def _with_new_rows(weight: torch.Tensor, own: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
+    """A weight of the checkpoint, with the model's own rows of tokens that are new."""
+    has_tokens = own is not None and weight.ndim and len(weight) == vocab_size and own.shape[1:] == weight.shape[1:]
+    return torch.cat([weight, own[vocab_size:]]) if has_tokens else weight
 
 
 @torch.no_grad()

@@ -1,0 +1,61 @@
+"""A tokenizer of subwords, trained from texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from .tokenization import END, PAD, START, UNK, checked_texts
+
+
+SPECIAL = [START, END, UNK, PAD]
+# Every byte has a token of its own, so that no text is unknown.
+SMALLEST_VOCABULARY = len(SPECIAL) + 256
+
+
+def train_subword_tokenizer(
+    texts: Iterable[str], vocab_size: int = 4000, max_length: int = 64
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE: the bytes, then the most frequent pairs merged, until there are `vocab_size` tokens.
+
+    The special tokens are those of `WordTokenizer`, START, END, UNK and PAD with the ids 0 to 3. No text is unknown,
+    and decoding gives back every text as it was. Special tokens written out in a text are split like any other
+    characters.
+
+    Args:
+        texts: what the merges are learned from.
+        vocab_size: tokens, at least 260: special ones and bytes. Few texts may give fewer.
+        max_length: positions of a text, START and END included.
+    """
+    if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < SMALLEST_VOCABULARY:
+        raise ValueError(
+            f"vocab_size is {vocab_size!r}, but the bytes and the special tokens need at least {SMALLEST_VOCABULARY}."
+        )
+    backend = Tokenizer(models.BPE(unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(checked_texts(texts), trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A {END}", special_tokens=[(START, 0), (END, 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=START,
+        eos_token=END,
+        unk_token=UNK,
+        pad_token=PAD,
+        model_max_length=max_length,
+        padding_side="right",
+        truncation_side="right",
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
