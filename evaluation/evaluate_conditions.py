@@ -23,9 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--num_stories", type=int, default=500, help="stories of each task (default: 500)")
     parser.add_argument("--num_pairs", type=int, default=1000, help="pairs of endings (default: 1000)")
     parser.add_argument("--steps", type=int, help="steps of the scheduler (default: the pipeline's)")
-    parser.add_argument(
-        "--min_p", type=float, help="of a baseline; the pipeline's scheduler has that of a diffusion model (default: 0)"
-    )
+    parser.add_argument("--min_p", type=float, help="(default: that of the pipeline's scheduler, 0 for a baseline)")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="(default: all)")
     parser.add_argument(
         "--guidance_scale", type=float, nargs="+", default=[1.0], help="of a model with conditions (default: 1)"
@@ -39,8 +37,6 @@ def main(arguments: list[str] | None = None) -> None:
         results = {}
         options = {} if args.steps is None else {"num_inference_steps": args.steps}
         if args.min_p is not None:
-            if not isinstance(pipeline, (AutoregressivePipeline, MaskedDiffusionPipeline)):
-                raise ValueError(f"`min_p` is {args.min_p}, but it is an option of this pipeline's scheduler.")
             options["min_p"] = args.min_p
         if pipeline.model.config.condition_length:
             for scale in args.guidance_scale:
