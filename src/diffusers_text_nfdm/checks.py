@@ -29,6 +29,19 @@ def check_positive(**values: Any) -> None:
             raise ValueError(f"`{name}` is {value!r}; it must be a number above 0.")
 
 
+def check_text(name: str, text: Any) -> None:
+    """Raise a ValueError for what is no string, or has half of a surrogate pair, which no file can hold."""
+    if not isinstance(text, str):
+        raise ValueError(f"`{name}` is a {type(text).__name__}, {str(text)[:40]!r}; it must be a string.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"`{name}` has {text[error.start]!r} at position {error.start}, which is half of a character; read the "
+            "text with errors='replace'."
+        ) from error
+
+
 def pad_rows(input_ids: Tensor, config: PreTrainedConfig) -> Tensor:
     """Token ids `(batch, max_length)` from rows that a tokenizer left shorter, where the padding is known."""
     missing = config.max_length - input_ids.shape[-1]
