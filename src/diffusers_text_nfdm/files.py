@@ -47,7 +47,15 @@ def output_folder(text: str, parent: bool = False) -> Path:
 
 def file_digest(path: Path) -> str:
     """The SHA-256 of a file."""
-    digest = hashlib.sha256()
+    return _digest(path, hashlib.sha256())
+
+
+def git_digest(path: Path) -> str:
+    """The id that git gives to a file's content."""
+    return _digest(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size))
+
+
+def _digest(path: Path, digest) -> str:
     with open(path, "rb") as file:
         while block := file.read(2**20):
             digest.update(block)

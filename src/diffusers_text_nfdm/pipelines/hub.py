@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
+from ..files import file_digest, git_digest
 from ..model_card import write_model_card
 
 
@@ -52,6 +53,18 @@ def check_json_files(folder: Path) -> None:
                 named = isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str | None) for x in pair)
                 if not key.startswith("_") and not named:
                     raise OSError(f"{str(path)!r} has {key!r}: {pair!r}; a component is [library, class]. {AGAIN}")
+
+
+def check_fetched(folder: Path, where: str) -> None:
+    """Raise an OSError for a file that is not what the Hub has.
+
+    The cache links every file to one that is named by the Hub's checksum, SHA-256 or git's. The client compares sizes.
+    """
+    for path in sorted(path for path in folder.rglob("*") if path.is_symlink()):
+        expected = path.resolve().name
+        digest = {64: file_digest, 40: git_digest}.get(len(expected))
+        if digest is not None and digest(path) != expected:
+            raise OSError(f"{path.relative_to(folder)} of {where} was damaged on the way or on the disk. {AGAIN}")
 
 
 def _explain(error: Exception, name: str, where: str) -> Exception | None:
@@ -204,6 +217,7 @@ class HubCheckpointMixin:
             raise explained from error
         if not (Path(folder) / "model_index.json").is_file():
             raise ValueError(f"{where} holds no pipeline: it has no model_index.json.")
+        check_fetched(Path(folder), where)
         check_json_files(Path(folder))
         return folder
 
