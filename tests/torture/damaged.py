@@ -12,7 +12,7 @@ from diffusers_text_nfdm import NFDMTextPipeline
 
 from .children import RUN, contents, finish, fresh, write_settings
 from .kills import judge
-from .tally import Campaign, Tally, describe, is_sentence
+from .tally import Campaign, Tally, describe, is_sentence, said
 
 
 HARMS = ("missing", "empty", "cut", "flipped")
@@ -76,15 +76,15 @@ def judge_resume(settings: Path, folder: Path, reference: dict, name: Path) -> t
     ended = finish(settings, folder, "--resume", "latest")
     if ended.code == 0:
         return judge(ended, reference, folder / RUN)
-    said = ended.printed[ended.printed.rfind("error: ") :]
-    if ended.code != 1 or "Traceback" in ended.printed or not is_sentence(said):
+    told = said(ended.printed)
+    if ended.code != 1 or "Traceback" in ended.printed or not is_sentence(told):
         return "obscure", f"exit code {ended.code}: {ended.printed[-300:]}"
-    if not any(part in said for part in (LAST, name.name, name.parts[0])):
-        return "obscure", f"neither the file nor its folder is named: {said}"
+    if not any(part in told for part in (LAST, name.name, name.parts[0])):
+        return "obscure", f"neither the file nor its folder is named: {told}"
     if name.parts[0] != LAST:
         return None
-    if f"--resume {Path(RUN) / BEFORE}" not in said:
-        return "obscure", f"the checkpoint before it is not offered: {said}"
+    if f"--resume {Path(RUN) / BEFORE}" not in told:
+        return "obscure", f"the checkpoint before it is not offered: {told}"
     return judge(finish(settings, folder, "--resume", f"{RUN}/{BEFORE}"), reference, folder / RUN)
 
 

@@ -72,7 +72,8 @@ def is_likelihood(estimate) -> str | None:
 
 
 def is_finite(value) -> str | None:
-    tensors = [value] if isinstance(value, torch.Tensor) else [x for x in value.values() if torch.is_tensor(x)]
+    values = value.values() if hasattr(value, "values") and not torch.is_tensor(value) else value
+    tensors = [value] if torch.is_tensor(value) else [x for x in values if torch.is_tensor(x)]
     return None if all(torch.isfinite(x.double()).all() for x in tensors) else "values that are not finite"
 
 
@@ -138,12 +139,15 @@ def likelihoods() -> list[Entry]:
 
 
 def models() -> list[Entry]:
+    # A tokenizer passes it on.
+    unused = ("attention_mask",)
     model, masked, baseline = make_model("nfdm"), tiny_masked.make_masked(), tiny_baseline.make_baseline()
     return [
-        Entry("model", model.forward, lambda: {"input_ids": make_ids(2)}, is_finite, other_names={"t": ("times",)}),
-        Entry("masked model", masked.forward, lambda: {"input_ids": torch.zeros(2, 4, dtype=torch.long)}, is_finite),
+        Entry("model", model.forward, lambda: {"input_ids": make_ids(2)}, is_finite, fixed=unused),
+        Entry("masked model", masked.forward, lambda: {"input_ids": torch.zeros(2, 4, dtype=torch.long)}, is_finite,
+              fixed=unused),
         Entry("autoregressive model", baseline.forward, lambda: {"input_ids": tiny_baseline.texts([4, 1], [5, 1])},
-              is_finite),
+              is_finite, fixed=unused),
         *(config_entry(name) for name in ("nfdm", "mulan", "diffusion-lm")),
     ]  # fmt: skip
 
@@ -216,7 +220,7 @@ def texts_and_data(folder: Path) -> list[Entry]:
         Entry("prepare_dataset", library.prepare_dataset,
               lambda: {"dataset": data, "tokenizer": tokenizer, "max_length": 9}, fixed=("tokenizer",)),
         Entry("load_text_dataset", library.load_text_dataset, lambda: {"source": _file(folder)}, fixed=("streaming",),
-              other_names={"source": ("dataset", "file", "folder")}),
+              other_names={"source": ("dataset", "file", "folder"), "condition_column": ("column",)}),
         Entry("load_stories", load_stories, lambda: {"num_train": 2, "num_validation": 1, "num_test": 1}),
         Entry("StoryGrammar.sample", StoryGrammar().sample, lambda: {"n": 2}),
         Entry("StoryGrammar.log_prob", StoryGrammar().log_prob, lambda: {"text": STORIES[0]}),
@@ -233,8 +237,10 @@ def scores() -> list[Entry]:
     records = ["name[The Eagle], food[French]"] * 2
     return [
         Entry("diversity", metrics.diversity, lambda: {"texts": STORIES}, has_numbers),
-        Entry("memorization", metrics.memorization, lambda: {"texts": STORIES, "training_texts": STORIES}, has_numbers),
-        Entry("story_language", metrics.story_language, lambda: {"texts": STORIES, "num_draws": 9}, fixed=("grammar",)),
+        Entry("memorization", metrics.memorization, lambda: {"texts": STORIES, "training_texts": STORIES},
+              has_numbers),
+        Entry("story_language", metrics.story_language, lambda: {"texts": STORIES, "num_draws": 9},
+              fixed=("grammar",)),
         Entry("story_completions", metrics.story_completions, lambda: {"texts": STORIES, "stories": STORIES},
               fixed=("grammar",)),
         Entry("slots_realised", metrics.slots_realised,
@@ -243,7 +249,8 @@ def scores() -> list[Entry]:
               lambda: {"texts": STORIES, "references": [STORIES[:2]] * 4}, has_numbers),
         Entry("split_words", metrics.split_words, lambda: {"text": STORIES[0]}),
         Entry("get_protocol", metrics.get_protocol, lambda: {"name": "ld4lg"}, other_names={"name": ("protocol",)}),
-        Entry("Sampling", metrics.Sampling, lambda: {"name": "x", "scheduler": "MarkovChainScheduler", "num_inference_steps": 4}),
+        Entry("Sampling", metrics.Sampling,
+              lambda: {"name": "x", "scheduler": "MarkovChainScheduler", "num_inference_steps": 4}),
         Entry("MauveSettings", metrics.MauveSettings),
     ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .children import RUN, Child, contents, finish, fresh, half_written, start, write_settings
 from .kills import judge
-from .tally import Campaign, Tally, is_sentence
+from .tally import Campaign, Tally, is_sentence, said
 
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
@@ -48,15 +48,15 @@ def run(campaign: Campaign) -> Tally:
 
 def _check(code: int, printed: str, reference: dict, run: Path) -> tuple[str, str] | None:
     """What a run that found no room must have done."""
-    said = printed[printed.rfind("error: ") :].strip() if "error: " in printed else ""
+    told = said(printed)
     if (half := half_written(reference, run)) is not None:
         return "half-written", half
     if code == 0:
         return None if contents(run) == reference else ("silent", "the run ended well without all of its files")
-    if code != 1 or "Traceback" in printed or not is_sentence(said):
+    if code != 1 or "Traceback" in printed or not is_sentence(told):
         return "obscure", f"exit code {code}: {printed[-300:]}"
-    if not any(word in said for word in ("Could not write", "cannot be written", RUN)):
-        return "obscure", f"no file or folder is named: {said}"
+    if not any(word in told for word in ("Could not write", "cannot be written", RUN)):
+        return "obscure", f"no file or folder is named: {told}"
     return None
 
 

@@ -45,7 +45,9 @@ def fuzz_entry(entry: Entry, tally: Tally, examples: int, seed: int) -> None:
     }
     names = st.lists(st.sampled_from(sorted(parameters)), min_size=1, max_size=2, unique=True)
     # A mistake in one place is the common one.
-    cases = names.flatmap(lambda chosen: st.fixed_dictionaries({name: odd_values() for name in chosen}))
+    cases = names.flatmap(
+        lambda chosen: st.fixed_dictionaries({name: odd_values(parameters[name]) for name in chosen})
+    )
 
     @hypothesis.seed(seed)
     @hypothesis.settings(

@@ -17,7 +17,7 @@ from diffusers_text_nfdm import NFDMModel, NFDMTextPipeline, WordTokenizer
 from diffusers_text_nfdm.training import checkpoints, parse_arguments
 
 from .children import RUN, Child, Ended, finish, fresh, write_settings
-from .tally import Campaign, Tally, describe, is_sentence
+from .tally import Campaign, Tally, describe, is_sentence, said
 
 
 PICKLES = (
@@ -77,7 +77,7 @@ def pickle_in_checkpoint(campaign, settings, whole, name: str, writer: str) -> t
     (checkpoint / name).unlink(missing_ok=True)
     WRITERS[writer]({"state": Payload(owned), "step": 8}, checkpoint / name)
     # Who can write the files can write their checksums.
-    (checkpoint / checkpoints.CHECKSUMS_FILE).write_text(json.dumps(checkpoints._checksums(checkpoint)))
+    (checkpoint / checkpoints.CHECKSUMS_FILE).write_text(json.dumps(checkpoints.folder_checksums(checkpoint)))
     ended = finish(settings, folder, "--resume", "latest")
     return _judge_run(ended, owned, f"{name} by {writer}")
 
@@ -86,10 +86,10 @@ def _judge_run(ended: Ended, owned: Path, what: str) -> tuple[str, str] | None:
     if owned.exists():
         owned.rmdir()
         return "silent", f"{what} ran code"
-    said = ended.printed[ended.printed.rfind("error: ") :]
     if ended.code == 0:
         return None
-    fine = ended.code == 1 and "Traceback" not in ended.printed and is_sentence(said) and "checkpoint" in said
+    told = said(ended.printed)
+    fine = ended.code == 1 and "Traceback" not in ended.printed and is_sentence(told) and "checkpoint" in told
     return None if fine else ("obscure", f"{what}: {ended.printed[-300:]}")
 
 

@@ -19,7 +19,7 @@ MOMENTS = (
     ("the run's folder is set up", ("",)),
 )
 # Kills in a row before a run may come to its end.
-KILLS_IN_A_ROW = 3
+KILLS_IN_A_ROW = 5
 # The least number of kills, however short the time, by the number of processes; and the share of the time.
 LEAST_KILLS = {1: 80, 2: 25}
 SHARES = {1: 0.6, 2: 0.4}

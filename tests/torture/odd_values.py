@@ -51,13 +51,18 @@ LISTS = (
 )
 
 
-def odd_values() -> st.SearchStrategy[tuple[str, Any]]:
-    """A name to show, and a function that makes the value."""
+def odd_values(annotation: Any) -> st.SearchStrategy[tuple[str, Any]]:
+    """A name to show, and a function that makes the value. A flag gets what has a truth value."""
     plain = st.one_of(st.none(), st.sampled_from(NUMBERS), st.sampled_from(TEXTS), st.sampled_from(LISTS))
     plain = st.one_of(plain, st.floats(), st.integers(-(2**70), 4), st.text(max_size=5))
-    return st.one_of(
-        plain.map(lambda value: (repr(value), lambda: value)),
-        st.sampled_from(sorted(MADE)).map(lambda name: (name, MADE[name])),
+    plain = plain.map(lambda value: (repr(value), lambda: value))
+    return (
+        plain
+        if annotation in ("bool", bool)
+        else st.one_of(
+            plain,
+            st.sampled_from(sorted(MADE)).map(lambda name: (name, MADE[name])),
+        )
     )
 
 

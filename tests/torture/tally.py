@@ -76,6 +76,12 @@ def is_sentence(message: str, names: Iterable[str] = ()) -> bool:
     return not names or any(re.search(rf"(?<![\w]){re.escape(name)}(?![\w])", message) for name in names)
 
 
+def said(printed: str) -> str:
+    """The error with which a script ended, from what it printed."""
+    found = [match.start() for match in re.finditer(r"^error: ", printed, re.MULTILINE)]
+    return printed[found[-1] :].strip() if found else ""
+
+
 def describe(error: BaseException) -> str:
     """An error in a line, with the place that raised it."""
     place, frame = "", error.__traceback__

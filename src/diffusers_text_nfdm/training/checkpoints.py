@@ -82,7 +82,7 @@ def write_folder(
         barrier()
         if is_main:
             if checksums:
-                (temporary / CHECKSUMS_FILE).write_text(json.dumps(_checksums(temporary), indent=2) + "\n")
+                (temporary / CHECKSUMS_FILE).write_text(json.dumps(folder_checksums(temporary), indent=2) + "\n")
             _flush(temporary)
     # PyTorch and safetensors report a failed write by exceptions of their own.
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -121,7 +121,7 @@ def clear_leftovers(run: Path) -> None:
             path.unlink()
 
 
-def _checksums(folder: Path) -> dict[str, str]:
+def folder_checksums(folder: Path) -> dict[str, str]:
     """SHA-256 of every file by its path in the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS_FILE)
     return {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
@@ -132,7 +132,7 @@ def damage(checkpoint: Path) -> str | None:
     written = _read_object(checkpoint / CHECKSUMS_FILE)
     if isinstance(written, str):
         return written
-    found = _checksums(checkpoint)
+    found = folder_checksums(checkpoint)
     for name in sorted({*written, SETTINGS_FILE, PROGRESS_FILE, AVERAGE_FILE}):
         if name not in found:
             return f"{name} is missing"
