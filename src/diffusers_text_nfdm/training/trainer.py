@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..conditions import drop_condition
-from ..files import write_file
+from ..files import write_file, writing
 from ..likelihood import LikelihoodEstimate, estimate_likelihood
 from ..networks.compilation import compile_layers
 from ..pipelines import NFDMTextPipelineOutput
@@ -33,6 +33,7 @@ from .batches import Partition, mix_seeds, training_batches
 from .checkpoints import (
     AVERAGE_FILE,
     PROGRESS_FILE,
+    RESUME,
     SETTINGS_FILE,
     Progress,
     clear_leftovers,
@@ -427,7 +428,8 @@ class Trainer:
         if self.arguments.report_to != "none":
             self.accelerator.log(values, step=self.progress.step)
         if self.accelerator.is_main_process:
-            with open(self.run / "metrics.jsonl", "a", encoding="utf-8") as file:
+            path = self.run / "metrics.jsonl"
+            with writing(path, RESUME), open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": self.progress.step, **values}) + "\n")
 
     def _say(self, message: str) -> None:
@@ -439,7 +441,8 @@ class Trainer:
     def _write_run_files(self) -> None:
         clear_leftovers(self.run)
         if self.checkpoint is None or self.checkpoint.parent.resolve() != self.run.resolve():
-            self.data.tokenizer.save_pretrained(self.run / "tokenizer")
+            with writing(self.run / "tokenizer"):
+                self.data.tokenizer.save_pretrained(self.run / "tokenizer")
         write_file(self.run / SETTINGS_FILE, self._settings())
         metrics = self.run / "metrics.jsonl"
         if metrics.is_file():
