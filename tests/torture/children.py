@@ -61,7 +61,7 @@ class Child:
                 output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(output, 1)
                 os.dup2(output, 2)
-                sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+                sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
                 result = action()
                 code = 0 if result is None else int(result)
             except SystemExit as end:
