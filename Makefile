@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help train demo space test test-slow test-page test-oldest quality style docs bench tables clean
+.PHONY: help train demo space test test-slow test-page test-oldest torture quality style docs bench tables clean
 
 help:
 	@echo "make train      train NFDM on the embedded stories and read what it writes"
@@ -16,6 +16,8 @@ help:
 	@echo "make test-slow  run the tests that take minutes, or need spaCy or ROCStories"
 	@echo "make test-page  drive the page in a headless Chromium, which must be installed"
 	@echo "make test-oldest  run fast tests with the oldest versions that setup.py allows; OLDEST=torch==2.13.0 to name some"
+	@echo "make torture    kills, full disks, damage, strangers' checkpoints, a failing Hub, odd arguments: 20 minutes;"
+	@echo "                ONLY=kind and SECONDS=number for a part of it"
 	@echo "make quality    check the code with ruff; make style mends what can be mended"
 	@echo "make docs       API pages from the docstrings: OUTPUT=folder (default: build/docs)"
 	@echo "make bench      measure speed and memory, side by side with a plain implementation"
@@ -71,6 +73,10 @@ test-oldest:
 	test -x $(OLDEST_VENV)/bin/uv || { $(PYTHON) -m venv $(OLDEST_VENV) && $(OLDEST_VENV)/bin/python -m pip install --quiet uv; }
 	VIRTUAL_ENV=$(OLDEST_VENV) $(OLDEST_VENV)/bin/uv pip install --quiet --resolution lowest-direct -e ".[test]" $(OLDEST)
 	OMP_NUM_THREADS=1 $(OLDEST_VENV)/bin/python -m pytest -n 2 $(OLDEST_TESTS)
+
+torture: $(VENV)/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m torture $(if $(ONLY),--only $(ONLY)) \
+		$(if $(SECONDS),--seconds $(SECONDS))
 
 quality: $(VENV)/.installed-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

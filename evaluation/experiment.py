@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from diffusers_text_nfdm.metrics import Protocol, Sampling
 from diffusers_text_nfdm.training import TrainingArguments
+from diffusers_text_nfdm.training.recipe_files import read_yaml
 
 
 SCALES = Path(__file__).parent / "scales"
@@ -142,7 +141,7 @@ def read_experiment(name_or_path: str) -> Experiment:
         models = [ModelRun(**model) for model in values.pop("models")]
         evaluations = {name: Evaluation(**options) for name, options in values.pop("evaluations").items()}
         return Experiment(name=name, models=models, evaluations=evaluations, **values)
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"The scale {name_or_path} has a missing or unknown entry: {error}.") from error
 
 
@@ -152,7 +151,7 @@ def _read_values(name_or_path: str) -> tuple[dict[str, Any], str]:
     if not path.is_file():
         known = ", ".join(sorted(one.stem for one in SCALES.glob("*.yaml")))
         raise ValueError(f"`scale` is {name_or_path!r}; it must be a YAML file or one of {known}.")
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    values = read_yaml(path)
     if "based_on" in values:
         values = {**_read_values(values.pop("based_on"))[0], **values}
     return values, path.stem

@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -87,7 +88,7 @@ class Request:
 
 @dataclass
 class Fault:
-    """What `hub.fail` and `hub.cut` plan; `left` counts down to 0 as requests meet it."""
+    """What `hub.fail`, `hub.cut` and their like plan; `left` counts down to 0 as requests meet it."""
 
     left: int
     match: str
@@ -96,6 +97,8 @@ class Fault:
     after_bytes: int | None = None
     reset: bool = False
     body: bytes | None = None
+    flip: float | None = None
+    delay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -212,7 +215,8 @@ class HubServer:
             return repo.commit({**repo.files(branch), **files}, message, branch).sha
 
     def fail(self, times=1, status=500, match="", **headers):
-        """Answer `status` to the next `times` requests whose "METHOD /path?query" contains `match`."""
+        """Answer `status` to the next `times` requests whose "METHOD /path?query" contains `match`, or all of its
+        parts between asterisks."""
         return self._plan(Fault(times, match, status, {k.replace("_", "-"): v for k, v in headers.items()}))
 
     def cut(self, times=1, match="", after_bytes=1000, reset=False):
@@ -222,6 +226,14 @@ class HubServer:
     def garble(self, times=1, match="", body=b"<html>Bad gateway</html>"):
         """Answer 200 with a body that is not what was asked for."""
         return self._plan(Fault(times, match, body=body))
+
+    def flip(self, times=1, match="", place=0.5):
+        """Change a bit of the body's byte at this share of its length."""
+        return self._plan(Fault(times, match, flip=place))
+
+    def stall(self, times=1, match="", seconds=1.0):
+        """Answer as always, after this time."""
+        return self._plan(Fault(times, match, delay=seconds))
 
     def _plan(self, fault):
         with self.lock:
@@ -233,7 +245,8 @@ class HubServer:
         with self.lock:
             for fault in self.faults:
                 cuttable = fault.status is not None or method != "HEAD"
-                if fault.left > 0 and cuttable and fault.match in f"{method} {path}":
+                parts = fault.match.split("*")
+                if fault.left > 0 and cuttable and all(part in f"{method} {path}" for part in parts):
                     fault.left -= 1
                     return fault
 
@@ -441,11 +454,16 @@ class _Handler(BaseHTTPRequestHandler):
             hub.errors.append(traceback.format_exc())
             status, headers, answer = 500, {}, {"error": "a bug of the test Hub"}
         request.status = status
+        if fault is not None:
+            time.sleep(fault.delay)
         self.send(status, headers, answer, fault)
 
     def send(self, status, headers, answer, fault=None):
         if not isinstance(answer, bytes):
             answer, headers = json.dumps(answer).encode(), {**headers, "Content-Type": "application/json"}
+        if fault and fault.flip is not None and answer:
+            answer = bytearray(answer)
+            answer[int(fault.flip * (len(answer) - 1))] ^= 1
         self.send_response(status)
         for name, value in {**headers, "Content-Length": len(answer)}.items():
             self.send_header(name, str(value))

@@ -22,6 +22,7 @@ from diffusers_text_nfdm.tokenization import (
     WordTokenizer,
     content_ids,
     detokenize,
+    forget_origin,
     special_ids,
     word_splitter,
 )
@@ -264,6 +265,29 @@ def test_decoding_cuts_at_end_and_keeps_unk(tokenizer):
         tokenizer.decode([she, 9999])
 
 
+@pytest.mark.parametrize("ids", [1.5, [1.5], "x", ["x"], [None], [2**70], [[1]]])
+def test_decoding_names_what_is_no_token_id(tokenizer, ids):
+    with pytest.raises(ValueError, match="is outside the vocabulary, whose ids are 0 to"):
+        tokenizer._decode(ids)
+
+
+def test_half_characters_and_other_types_are_refused_by_name(tokenizer):
+    for text in ("a\ud800b", ["a", "a\ud800b"], [["a\ud800b"]]):
+        with pytest.raises(ValueError, match=r"`text` has '\\ud800' at position 1, which is half of a character"):
+            tokenizer(text, is_split_into_words=isinstance(text[0], list))
+    with pytest.raises(ValueError, match=r"`texts\[1\]` has '\\ud800' at position 1"):
+        WordTokenizer.from_texts(["a", "a\ud800b"], min_count=0)
+    with pytest.raises(ValueError, match="`text` is a int, '3'; it must be a string"):
+        tokenizer(["a", 3])
+
+
+def test_a_tokenizer_that_was_loaded_is_saved_as_before(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "one")
+    forget_origin(WordTokenizer.from_pretrained(tmp_path / "one")).save_pretrained(tmp_path / "two")
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
 def test_content_ids_for_tokenizers_whose_start_is_their_end():
     backend = Tokenizer(models.WordLevel({"|": 0, "a": 1, "pad": 2, "?": 3}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -311,7 +335,7 @@ def test_auto_tokenizer_and_pickle(tokenizer, tmp_path):
         (([],), "texts is empty"),
         (("a text",), "texts is a str, but a list"),
         ((None,), "texts is a NoneType"),
-        ((["a", 3],), r"texts\[1\] is a int, but every text must be a string"),
+        ((["a", 3],), r"`texts\[1\]` is a int, '3'; it must be a string"),
         ((["a b", "c"],), "No word occurs more than 10 times in these 2 texts: lower min_count"),
         ((["a"], -1), "min_count is -1"),
         ((["a"], 0, 2), "max_length is 2, but START, a word and END need at least 3"),

@@ -29,8 +29,49 @@ def check_positive(**values: Any) -> None:
             raise ValueError(f"`{name}` is {value!r}; it must be a number above 0.")
 
 
+def check_integers(minimum: int, **values: Any) -> None:
+    """Raise a ValueError unless every value is an integer of at least `minimum`."""
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least {minimum}.")
+
+
+def check_seed(seed: Any) -> None:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise ValueError(f"`seed` is {seed!r}; it must be an integer in [0, 2**63).")
+
+
+def check_text(name: str, text: Any) -> None:
+    """Raise a ValueError for what is no string, or has half of a surrogate pair, which no file can hold."""
+    if not isinstance(text, str):
+        raise ValueError(f"`{name}` is a {type(text).__name__}, {str(text)[:40]!r}; it must be a string.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"`{name}` has {text[error.start]!r} at position {error.start}, which is half of a character; read the "
+            "text with errors='replace'."
+        ) from error
+
+
+def as_token_ids(input_ids: Any) -> Tensor:
+    """Token ids as a tensor; a ValueError where they are neither that nor rows of numbers."""
+    try:
+        return torch.as_tensor(input_ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"`input_ids` is {str(input_ids)[:60]!r}; it must be a tensor of token ids, or rows of equal length."
+        ) from error
+
+
+def check_is_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"`{name}` is a {type(value).__name__}; it must be a tensor.")
+
+
 def pad_rows(input_ids: Tensor, config: PreTrainedConfig) -> Tensor:
     """Token ids `(batch, max_length)` from rows that a tokenizer left shorter, where the padding is known."""
+    check_is_tensor("input_ids", input_ids)
     missing = config.max_length - input_ids.shape[-1]
     if input_ids.ndim != 2 or missing <= 0 or config.pad_token_id is None:
         return input_ids

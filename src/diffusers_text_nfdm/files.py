@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 import tempfile
 from argparse import ArgumentTypeError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
+
+
+@contextmanager
+def writing(target: Path, advice: str = "") -> Iterator[None]:
+    """Make of a write that fails an OSError that names its target, and says where the disk is full."""
+    try:
+        yield
+    except Exception as error:
+        # PyTorch and safetensors report it by exceptions of their own, tokenizers by a bare one.
+        if not isinstance(error, (OSError, RuntimeError, SafetensorError)) and type(error) is not Exception:
+            raise
+        reason = "the disk is full" if _is_full(error, target.parent) else str(error)
+        raise OSError(f"Could not write {target}: {reason}.{advice}") from error
+
+
+def _is_full(error: Exception, folder: Path) -> bool:
+    return (
+        getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        or "No space left" in str(error)
+        or (folder.is_dir() and shutil.disk_usage(folder).free < 2**20)
+    )
 
 
 def write_file(path: Path, content: str) -> None:
@@ -14,8 +41,9 @@ def write_file(path: Path, content: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(content, encoding="utf-8")
-        os.replace(temporary, path)
+        with writing(path):
+            temporary.write_text(content, encoding="utf-8")
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -47,7 +75,15 @@ def output_folder(text: str, parent: bool = False) -> Path:
 
 def file_digest(path: Path) -> str:
     """The SHA-256 of a file."""
-    digest = hashlib.sha256()
+    return _digest(path, hashlib.sha256())
+
+
+def git_digest(path: Path) -> str:
+    """The id that git gives to a file's content."""
+    return _digest(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size))
+
+
+def _digest(path: Path, digest) -> str:
     with open(path, "rb") as file:
         while block := file.read(2**20):
             digest.update(block)

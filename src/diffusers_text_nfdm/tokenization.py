@@ -5,9 +5,18 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    BatchEncoding,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from .checks import check_text
 
 
 START, END, UNK, PAD = "<START>", "<END>", "<UNK>", "<PAD>"
@@ -188,8 +197,7 @@ def checked_texts(texts: Iterable[str]) -> Iterator[str]:
     def checked() -> Iterator[str]:
         seen = 0
         for text in texts:
-            if not isinstance(text, str):
-                raise ValueError(f"texts[{seen}] is a {type(text).__name__}, but every text must be a string.")
+            check_text(f"texts[{seen}]", text)
             seen += 1
             yield text
         if seen == 0:
@@ -263,6 +271,11 @@ class WordTokenizer(PreTrainedTokenizerFast):
             model_input_names=["input_ids", "attention_mask"],
         )
 
+    def _encode_plus(self, text: str | list[str] | list[list[str]], *args, **kwargs) -> BatchEncoding:
+        for one in _strings(text):
+            check_text("text", one)
+        return super()._encode_plus(text, *args, **kwargs)
+
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         return detokenize(tokens)
 
@@ -273,13 +286,29 @@ class WordTokenizer(PreTrainedTokenizerFast):
         clean_up_tokenization_spaces: bool | None = None,
     ) -> str:
         """`clean_up_tokenization_spaces=False` leaves a space between any two tokens; else text is put together."""
-        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        ids = list(token_ids) if isinstance(token_ids, (list, tuple)) else [token_ids]
         if skip_special_tokens:
             ids = content_ids(ids, self)
-        for unknown in (token for token in ids if not 0 <= token < len(self)):
-            raise ValueError(f"Token id {unknown} is outside the vocabulary, whose ids are 0 to {len(self) - 1}.")
+        for unknown in (token for token in ids if not isinstance(token, Integral) or not 0 <= token < len(self)):
+            raise ValueError(f"Token id {unknown!r} is outside the vocabulary, whose ids are 0 to {len(self) - 1}.")
         tokens = self.convert_ids_to_tokens(ids)
         return " ".join(tokens) if clean_up_tokenization_spaces is False else detokenize(tokens)
+
+
+def _strings(text: str | Sequence) -> Iterator[str]:
+    """A text, or those of a batch, which may be split into words."""
+    if isinstance(text, (list, tuple)):
+        for part in text:
+            yield from _strings(part)
+    else:
+        yield text
+
+
+def forget_origin(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer, without a note of how it was loaded, which transformers would save with it."""
+    for name in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(name, None)
+    return tokenizer
 
 
 def content_ids(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -253,6 +253,20 @@ def test_odd_values_are_refused_with_the_name_of_the_checkpoint_or_the_value(nam
 # --- a model alone ---
 
 
+@pytest.mark.parametrize("name", ["model/config.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"])
+def test_a_missing_file_is_named(name, copy):
+    (copy / name).unlink()
+    with pytest.raises(OSError, match=f"'{copy / name}' is missing"):
+        NFDMTextPipeline.from_pretrained(copy)
+
+
+def test_a_component_that_is_given_needs_no_file(copy):
+    (copy / "scheduler" / "scheduler_config.json").unlink()
+    with pytest.raises(OSError, match="scheduler_config.json' is missing"):
+        NFDMTextPipeline.from_pretrained(copy)
+    assert NFDMTextPipeline.from_pretrained(copy, scheduler=MarkovChainScheduler()) is not None
+
+
 def test_a_model_alone_is_read_from_safetensors_only(copy):
     folder = copy / "model"
     model = NFDMModel.from_pretrained(folder)

@@ -103,6 +103,8 @@ def loaded(hub, places, pushed):
     for name in ("forbidden", "garbled"):
         hub.add(f"user/{name}", files)
     hub.fail(times=99, match="/user/forbidden", status=403)
+    hub.add("user/flipped", files)
+    hub.flip(match="GET /user/flipped/resolve*model.safetensors", place=0.9)
     hub.garble(match="/api/models/user/garbled")
     hub.fail(match="GET /user/unwell/resolve")
     hub.fail(match="/api/models/user/model-page")
@@ -130,6 +132,7 @@ result["missing_revision"] = attempt(load, "user/tiny", revision="v99")
 result["half"] = attempt(load, "user/half")
 result["pickled"] = attempt(load, "user/pickled")
 result["forbidden"] = attempt(load, "user/forbidden")
+result["flipped"] = [attempt(load, "user/flipped", force_download=again) for again in (False, True)]
 for name in ("unwell", "cut", "model-page", "garbled"):
     result[name] = [attempt(load, "user/" + name) for _ in range(2)]
 """
@@ -241,6 +244,12 @@ def test_a_failed_download_says_to_try_again_and_the_next_try_works(loaded, name
     (kind, message), second = getattr(loaded, name)
     assert kind == "OSError" and f"'user/{name}'" in message and "try again" in message
     assert second == ["ok", ""]
+
+
+def test_another_bit_in_the_weights_is_found_and_the_way_out_works(loaded):
+    (kind, message), second = loaded.flipped
+    assert kind == "OSError" and "model/model.safetensors of the repository 'user/flipped' was damaged" in message
+    assert "force_download=True" in message and second == ["ok", ""]
 
 
 def test_no_pickle_is_ever_asked_for(hub, loaded, anonymous):

@@ -56,9 +56,27 @@ def test_a_hostile_checkpoint_runs_no_code(name, writer, data, run, tmp_path):
         (checkpoint / "model.safetensors").unlink()
     writer({"state": Hostile(owned)}, checkpoint / name)
     # Who can write the files can write their checksums.
-    (checkpoint / CHECKSUMS_FILE).write_text(json.dumps(checkpoints._checksums(checkpoint)))
+    (checkpoint / CHECKSUMS_FILE).write_text(json.dumps(checkpoints.folder_checksums(checkpoint)))
     try:
         Trainer(arguments(data, run, num_samples=0, final_samples=1, resume=str(checkpoint)))
     except ValueError as refusal:
         assert str(checkpoint) in str(refusal)
     assert not owned.exists()
+
+
+def test_pickled_objects_are_refused_without_advice_to_load_them(data, run):
+    checkpoint = run / "checkpoint-00000004"
+    torch.save({"state": Hostile(run / "owned")}, checkpoint / "optimizer.bin")
+    (checkpoint / CHECKSUMS_FILE).write_text(json.dumps(checkpoints.folder_checksums(checkpoint)))
+    with pytest.raises(ValueError, match="has a pickle of objects, which are never loaded.$"):
+        Trainer(arguments(data, run, num_samples=0, final_samples=1, resume=str(checkpoint)))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_another_bit_in_the_tokenizer_of_a_run_is_found(name, data, run):
+    path = run / "tokenizer" / name
+    content = bytearray(path.read_bytes())
+    content[content.index(b"UNK")] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"The files of {run / 'tokenizer'} are not those that .* was made with"):
+        Trainer(arguments(data, run, num_samples=0, final_samples=1, resume="latest"))

@@ -55,6 +55,7 @@ def broken(error):
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk is full"),
         (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (Exception("No space left on device (os error 28)"), "the disk is full"),
         (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), "file write failed"),
     ],
 )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from ..checks import check_token_ids, pad_rows
+from ..checks import check_is_tensor, check_token_ids, is_number, pad_rows
 from ..clocks import GOLDEN_RATIO, check_known
 from ..models.loading import SafetensorsModel
 from ..models.prediction import Prediction
@@ -250,6 +250,11 @@ class MaskedDiffusionModel(SafetensorsModel):
         input_ids = pad_rows(input_ids, self.config)
         self.check_inputs(input_ids, known)
         block_size = self.block_size(block_size)
+        for name, value in (("largest_share", largest_share), ("next_token_weight", next_token_weight)):
+            if not is_number(value):
+                raise ValueError(f"`{name}` is {value!r}; it must be a number.")
+        if draws is not None and not isinstance(draws, MaskedDraws):
+            raise ValueError(f"`draws` is a {type(draws).__name__}; it must be `MaskedDraws`, as `draw` makes them.")
         if not 0 < largest_share <= 1:
             raise ValueError(f"`largest_share` is {largest_share!r}; it must be in (0, 1].")
         if weighted and largest_share < 1:
@@ -293,6 +298,7 @@ class MaskedDiffusionModel(SafetensorsModel):
     def check_inputs(self, input_ids: Tensor, known: Tensor | None = None) -> None:
         """Raise a ValueError for token ids or known tokens that the model cannot take."""
         config = self.config
+        check_is_tensor("input_ids", input_ids)
         if input_ids.ndim != 2 or input_ids.shape[1] != config.max_length:
             raise ValueError(
                 f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, {config.max_length}): every "

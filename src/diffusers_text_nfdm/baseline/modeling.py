@@ -10,7 +10,7 @@ from transformers import Cache, GPT2Model
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from ..checks import check_token_ids
+from ..checks import check_is_tensor, check_token_ids
 from ..models.loading import SafetensorsModel
 from ..networks.linear_cross_entropy import linear_cross_entropy
 from .configuration import AutoregressiveConfig
@@ -122,6 +122,7 @@ class AutoregressiveModel(SafetensorsModel):
     def check_inputs(self, input_ids: Tensor) -> None:
         """Raise a ValueError for token ids that the model cannot take."""
         config = self.config
+        check_is_tensor("input_ids", input_ids)
         if input_ids.ndim != 2 or not 2 <= input_ids.shape[1] <= config.max_length:
             raise ValueError(
                 f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, seq) with 2 to "

@@ -92,6 +92,8 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
                 "batch_size": batch_size, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
             }  # fmt: skip
             return write_prompts(self, prompt, condition, num_samples, generator, lengths, options)
+        if gen_length is not None:
+            raise ValueError("`gen_length` needs a `prompt`, which it continues.")
         if num_samples is None:
             num_samples = 1 if input_ids is None else len(input_ids)
         model = self.model

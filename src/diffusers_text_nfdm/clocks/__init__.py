@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..checks import check_integers
 from .base import Clock, Density, SharedClock, Windows, check_clock, check_known, hold_known
 from .batch import BatchClock, WindowStep, moving_window
 from .blocks import GOLDEN_RATIO, BlockClock
@@ -28,6 +29,7 @@ def make_clock(clock: str | dict[str, Any] | Clock, length: int) -> Clock:
     """The clock of a config, of the command line, or as it is, for texts of `length` tokens; a ValueError if there is
     none.
     """
+    check_integers(1, length=length)
     if not isinstance(clock, Clock):
         clock = _parse(clock)
     clock.check_length(length)

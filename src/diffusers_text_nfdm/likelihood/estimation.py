@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ..checks import as_token_ids, check_integers, check_seed
 from ..clocks import Clock, Density, check_known
 from ..conditions import with_condition
 from ..models import TERMS, TextDiffusionModel, evaluation_mode
@@ -79,8 +80,7 @@ def estimate_likelihood(
     known = with_condition(known, input_ids, model.config.condition_length)
     if known is not None:
         positions = (~known).sum(1).double()
-    if num_draws < 2 or num_draws % 2:
-        raise ValueError(f"`num_draws` is {num_draws}; it must be an even number of at least 2.")
+    check_draws(num_draws, seed)
     if time_sampler not in TIME_SAMPLERS:
         raise ValueError(
             f"`time_sampler` is {time_sampler!r}; it must be one of {', '.join(map(repr, TIME_SAMPLERS))}."
@@ -201,7 +201,7 @@ def prepared_texts(
     batch_size: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The columns of a prepared dataset as tensors, checked."""
-    input_ids = torch.as_tensor(input_ids)
+    input_ids = as_token_ids(input_ids)
     if input_ids.ndim != 2 or not len(input_ids):
         raise ValueError(
             f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (texts, max_length) with at least one text."
@@ -210,9 +210,15 @@ def prepared_texts(
     model.check_inputs(input_ids.cpu())
     tokens = counts_of("num_tokens", num_tokens, len(input_ids))
     chars = counts_of("num_chars", num_chars, len(input_ids))
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
+    check_integers(1, batch_size=batch_size)
     return input_ids.long(), tokens, chars
+
+
+def check_draws(num_draws: int, seed: int) -> None:
+    """Raise a ValueError unless the draws can be split into two halves."""
+    if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 2 or num_draws % 2:
+        raise ValueError(f"`num_draws` is {num_draws!r}; it must be an even number of at least 2.")
+    check_seed(seed)
 
 
 def unknown_tokens(known: Tensor, tokens: Tensor, condition_length: int = 0) -> Tensor:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..checks import as_token_ids, check_integers, check_seed
 from ..clocks import BatchClock, Clock
 from ..forward_processes import ForwardProcess
 from ..models import TextDiffusionModel, evaluation_mode
@@ -36,11 +37,11 @@ def importance_weighted_bound(
     by side. The variance `v` of a step does not depend on x (`step_variance`), else every step would cost something
     even as T -> ∞; so there K = 1 has the mean of the continuous bound. It costs K T predictor calls per text.
     """
-    for name, value in (("num_draws", num_draws), ("num_steps", num_steps), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"`{name}` is {value}; it must be at least 1.")
-    input_ids = torch.as_tensor(input_ids).long()
+    check_integers(1, num_draws=num_draws, num_steps=num_steps, batch_size=batch_size)
+    check_seed(seed)
+    input_ids = as_token_ids(input_ids)
     model.check_inputs(input_ids.cpu())
+    input_ids = input_ids.long()
     clock = model.clock(clock)
     generator = torch.Generator(model.device).manual_seed(seed)
     bounds = []

@@ -14,7 +14,7 @@ from ..models.token_choice import behind_end, draw_from, noise_of
 from ..networks.two_stream_predictor import TextCache
 from ..schedulers import JumpScheduler
 from ..version import __version__
-from .estimation import prepared_texts
+from .estimation import check_draws, prepared_texts
 from .quantities import LikelihoodEstimate, in_units
 
 
@@ -52,8 +52,7 @@ def jump_likelihood(
         raise ValueError("The model cannot jump: its config has `jumps` False.")
     check_positive(num_inference_steps=num_inference_steps)
     scheduler = JumpScheduler(jump_length)
-    if num_draws < 2 or num_draws % 2:
-        raise ValueError(f"`num_draws` is {num_draws}; it must be an even number of at least 2.")
+    check_draws(num_draws, seed)
     generator = torch.Generator(model.device).manual_seed(seed)
     halves = torch.zeros(len(input_ids), 2, dtype=torch.float64)
     total = num_draws * len(input_ids)

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from ..models import evaluation_mode
 from ..version import __version__
-from .estimation import prepared_texts, unknown_tokens
+from .estimation import check_draws, prepared_texts, unknown_tokens
 from .quantities import LikelihoodEstimate, in_units
 
 
@@ -56,8 +56,7 @@ def masked_likelihood(
             raise ValueError("`num_chars` is of whole texts; with `known` tokens leave it out.")
         positions = (~known).sum(1).double()
         tokens = None if tokens is None else unknown_tokens(known, tokens, model.config.condition_length)
-    if num_draws < 2 or num_draws % 2:
-        raise ValueError(f"`num_draws` is {num_draws}; it must be an even number of at least 2.")
+    check_draws(num_draws, seed)
 
     generator, strata = torch.Generator(model.device).manual_seed(seed), num_draws // 2
     halves = torch.zeros(len(input_ids), 2, dtype=torch.float64)

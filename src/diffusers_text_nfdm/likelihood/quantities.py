@@ -103,7 +103,10 @@ def in_units(
 def counts_of(name: str, counts: Tensor | Sequence[int] | None, texts: int) -> Tensor | None:
     if counts is None:
         return None
-    counts = torch.as_tensor(counts, dtype=torch.float64).cpu()
+    try:
+        counts = torch.as_tensor(counts, dtype=torch.float64).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"`{name}` is {str(counts)[:60]!r}; it must hold a number for each text.") from error
     if counts.shape != (texts,) or not ((counts > 0) & counts.isfinite()).all():
         raise ValueError(
             f"`{name}` has shape {tuple(counts.shape)} and values {counts.flatten()[:5].tolist()}...; it must hold "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from ..checks import as_token_ids, check_integers, check_seed
 from ..clocks import Clock
 from ..conditions import with_condition
 from ..models import TextDiffusionModel, evaluation_mode
@@ -49,8 +50,11 @@ def score_texts(
         known: `(texts, max_length)`, the tokens that are given and not counted.
         num_draws: evaluations of the bound for each text.
     """
-    input_ids = torch.as_tensor(input_ids).long()
+    check_integers(1, num_draws=num_draws, batch_size=batch_size)
+    check_seed(seed)
+    input_ids = as_token_ids(input_ids)
     model.check_inputs(input_ids.cpu(), *(() if known is None else (known,)))
+    input_ids = input_ids.long()
     diffusion = isinstance(model, TextDiffusionModel)
     if known is not None and not diffusion:
         raise ValueError("`known` tokens are for a diffusion model; leave them out.")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from ..checks import check_integers, check_positive
 from .judge import Judge
 from .texts import check_same_form, check_texts
 
@@ -38,6 +39,9 @@ class MauveSettings:
     def __post_init__(self):
         if not self.seeds:
             raise ValueError("`seeds` is empty; MAUVE needs at least one seed of k-means.")
+        check_integers(1, max_text_length=self.max_text_length, kmeans_num_redo=self.kmeans_num_redo)
+        check_integers(1, kmeans_max_iter=self.kmeans_max_iter)
+        check_positive(scaling_factor=self.scaling_factor, kmeans_explained_var=self.kmeans_explained_var)
         if self.num_buckets != "auto" and (not isinstance(self.num_buckets, int) or self.num_buckets < 2):
             raise ValueError(f"`num_buckets` is {self.num_buckets!r}; it must be 'auto' or an integer of at least 2.")
 

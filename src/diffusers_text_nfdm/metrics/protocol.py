@@ -127,6 +127,6 @@ def get_protocol(name: str) -> Protocol:
 
     `assumptions` says what stands here instead.
     """
-    if name not in PROTOCOLS:
+    if not isinstance(name, str) or name not in PROTOCOLS:
         raise ValueError(f"`protocol` is {name!r}; it must be one of {', '.join(map(repr, PROTOCOLS))}.")
     return PROTOCOLS[name]

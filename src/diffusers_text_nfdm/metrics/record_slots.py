@@ -67,6 +67,11 @@ def tells(text: str, slot: str, value: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE) is not None
 
 
+def _check_strings(name: str, texts: Sequence[str]) -> None:
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"`{name}` has {str(texts)[:60]!r}; it must be a list of strings.")
+
+
 def slots_realised(texts: Sequence[str], records: Sequence[str]) -> dict[str, float]:
     """What the texts tell of their records, such as `name[Aromi], area[riverside]`.
 
@@ -74,6 +79,8 @@ def slots_realised(texts: Sequence[str], records: Sequence[str]) -> dict[str, fl
     texts that tell all of theirs; `added`, of the slots that a record does not have, the share of which a text tells a
     value all the same, out of the values in `records`; and `mentioned_<slot>` for each slot.
     """
+    for name, several in (("texts", texts), ("records", records)):
+        _check_strings(name, several)
     records = [read_record(record) for record in records]
     if len(texts) != len(records):
         raise ValueError(f"There are {len(texts)} texts for {len(records)} records; each needs one.")
@@ -106,6 +113,11 @@ def slots_realised(texts: Sequence[str], records: Sequence[str]) -> dict[str, fl
 
 def against_references(texts: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """BLEU (`sacrebleu`) and ROUGE-L (`rouge_score`, the best reference of each text), in percent."""
+    _check_strings("texts", texts)
+    if isinstance(references, str) or not isinstance(references, Sequence):
+        raise ValueError(f"`references` is {references!r}; it must hold a list of texts for each text.")
+    for several in references:
+        _check_strings("references", several)
     if len(texts) != len(references) or not all(references):
         raise ValueError(f"There are {len(references)} lists of references for {len(texts)} texts; each needs one.")
     try:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .. import schedulers
+from ..checks import is_number
 from ..schedulers import (
     DraftVerifyScheduler,
     JumpScheduler,
@@ -68,6 +69,12 @@ class Sampling:
     confidence_threshold: float | None = None
 
     def __post_init__(self):
+        for name, kind in (("name", str), ("clock", str | None), ("config", Mapping)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"`{name}` of a sampling is {getattr(self, name)!r}, which is of a wrong kind.")
+        threshold = self.confidence_threshold
+        if threshold is not None and (not is_number(threshold) or not 0 <= threshold < 1):
+            raise ValueError(f"`confidence_threshold` is {threshold!r}; it must be a number in [0, 1).")
         if (self.scheduler is None) != (self.num_inference_steps is None):
             raise ValueError(
                 f"The sampling {self.name!r} needs both `scheduler` and `num_inference_steps`, or neither."
@@ -86,7 +93,7 @@ class Sampling:
         for option in self.config:
             if option not in allowed:
                 raise ValueError(
-                    f"The sampling {self.name!r} has the option {option!r}; {self.scheduler or ANCESTRAL} has "
+                    f"The `config` of the sampling {self.name!r} has the option {option!r}; {self.scheduler or ANCESTRAL} has "
                     f"{', '.join(allowed)}."
                 )
         if self.kind == DIFFUSION:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..checks import check_seed
 from ..likelihood.scoring import score_texts
 from ..stories import StoryGrammar
 from .story_language import LEVEL, paired_choice_p_values
@@ -87,6 +88,10 @@ def story_completions(
     story they were taken from; and `coverage`, the share of the `tested_choices` that valid completions make as often
     as exact draws of the missing part do, by a test at 1% (`paired_choice_p_values`; `None` without such a choice).
     """
+    check_seed(seed)
+    for name, several in (("texts", texts), ("stories", stories)):
+        if isinstance(several, str) or not isinstance(several, Sequence):
+            raise ValueError(f"`{name}` is {several!r}; it must be a list of texts.")
     if not texts or len(texts) != len(stories):
         raise ValueError(f"There are {len(texts)} texts for {len(stories)} stories; each needs one.")
     grammar = grammar or StoryGrammar()

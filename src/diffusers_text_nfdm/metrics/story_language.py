@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..checks import check_integers, check_seed
 from ..stories import StoryGrammar
 from ..stories.grammar import MemoryGrammar, Step
 
@@ -32,7 +33,7 @@ def story_language(
 
     What is not defined without a valid story or a tested choice is None.
     """
-    if isinstance(texts, str) or not texts:
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
         raise ValueError(f"`texts` is {texts!r}; it must be a list of at least one text.")
     grammar = StoryGrammar() if grammar is None else grammar
     log_probabilities = {text: grammar.log_prob(text) for text in dict.fromkeys(texts)}
@@ -72,6 +73,8 @@ def choice_p_values(
         for choice, option in _first_options(derivation).items():
             if choice in counts:
                 counts[choice][option] += 1
+    check_integers(1, num_draws=num_draws)
+    check_seed(seed)
     p_values, untested = {}, []
     generator = np.random.default_rng(seed)
     for choice, taken in counts.items():

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
+from ..checks import check_text
 from ..tokenization import word_splitter
 
 
@@ -22,6 +23,7 @@ def _splitter():
 
 def split_words(text: str) -> list[str]:
     """Words and punctuation marks as spaCy's English tokenizer splits them, case kept."""
+    check_text("text", text)
     return [word for word, _ in _splitter().pre_tokenize_str(text)]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..checks import check_one_of, check_positive
+from ..checks import check_integers, check_one_of, check_positive, is_number
 from ..clocks import make_clock
 from ..conditions import check_condition_length
 
@@ -22,6 +22,7 @@ TIME_SAMPLERS = ("uniform", "buckets")
 
 def check_format(checkpoint_format: int) -> None:
     """Raise a ValueError for a checkpoint of another format than this code knows."""
+    check_integers(0, checkpoint_format=checkpoint_format)
     if checkpoint_format < CHECKPOINT_FORMAT:
         raise ValueError(
             f"`checkpoint_format` is {checkpoint_format}; this version of diffusers_text_nfdm reads format "
@@ -124,6 +125,15 @@ class TextDiffusionConfig(PreTrainedConfig):
         )
         self._check_heads("hidden_size", "num_attention_heads")
         check_condition_length(self.condition_length, self.max_length)
+        if not is_number(self.condition_dropout) or not 0 <= self.condition_dropout < 1:
+            raise ValueError(f"`condition_dropout` is {self.condition_dropout!r}; it must be in [0, 1).")
+        for name in ("copied_slots", "trained_clocks"):
+            if not isinstance(getattr(self, name), list | None):
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be a list.")
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            token = getattr(self, name)
+            if token is not None and (type(token) is not int or not 0 <= token < self.vocab_size):
+                raise ValueError(f"`{name}` is {token!r}; it must be a token id below {self.vocab_size}.")
         check_one_of("predictor", self.predictor, PREDICTORS)
         check_one_of("prediction_type", self.prediction_type, PREDICTION_TYPES)
         if self.jumps and (self.predictor, self.prediction_type) != ("two_stream", "categorical"):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .. import objective
-from ..checks import check_token_ids, pad_rows
+from ..checks import check_is_tensor, check_token_ids, is_number, pad_rows
 from ..clocks import Clock, Density, Windows, check_known, hold_known, make_clock
 from ..conditions import with_condition
 from ..forward_processes import ForwardProcess
@@ -243,6 +243,10 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         input_ids = pad_rows(input_ids, self.config)
         self.check_inputs(input_ids, known, t)
         self._check_options(cross_entropy, next_token_weight, next_token_only, jumps, known)
+        if not is_number(context_weight):
+            raise ValueError(f"`context_weight` is {context_weight!r}; it must be a number.")
+        if draws is not None and not isinstance(draws, Draws):
+            raise ValueError(f"`draws` is a {type(draws).__name__}; it must be `Draws`, as `draw` makes them.")
         known = with_condition(known, input_ids, self.config.condition_length)
         if next_token_only:
             return self._next_token_output(input_ids, next_token_weight, return_dict)
@@ -357,6 +361,9 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
     def check_inputs(self, input_ids: Tensor, known: Tensor | None = None, t: Tensor | None = None) -> None:
         """Raise a ValueError for token ids, known tokens or times that the model cannot take."""
         length = self.config.max_length
+        check_is_tensor("input_ids", input_ids)
+        if t is not None:
+            check_is_tensor("t", t)
         if input_ids.ndim != 2 or input_ids.shape[1] != length:
             raise ValueError(
                 f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, {length}): every sequence "

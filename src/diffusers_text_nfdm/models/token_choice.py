@@ -48,8 +48,12 @@ def token_probabilities(
     least `min_p` times the probability of the most probable one.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    largest = logits.amax(-1, keepdim=True)
+    # Reading values would stall an accelerator.
+    if largest.device.type == "cpu" and not torch.isfinite(largest).all():
+        raise ValueError("The model's logits are not finite: its weights are damaged, or their type is too narrow.")
     # With the largest at zero a small temperature cannot overflow; a smaller one than this would be 0 in this type.
-    logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
+    logits = (logits - largest) / max(temperature, torch.finfo(logits.dtype).tiny)
     if min_p:
         logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)
     if top_k is None and top_p is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,6 +121,7 @@ def check_call(
     clamp_predictions: bool,
     confidence_threshold: float | None,
     output_type: str,
+    callback: Callable | None,
     callback_inputs: Sequence[str],
 ) -> None:
     """Raise a ValueError for arguments of a call that cannot be, before any work is done."""
@@ -148,6 +149,10 @@ def check_call(
     if output_type == "text":
         # Says what is missing in a tokenizer that cannot tell where a text ends.
         special_ids(pipeline.tokenizer)
+    if callback is not None and not callable(callback):
+        raise ValueError(f"`callback_on_step_end` is {callback!r}; it must be a function.")
+    if not isinstance(callback_inputs, (list, tuple)) or not all(isinstance(name, str) for name in callback_inputs):
+        raise ValueError(f"`callback_on_step_end_tensor_inputs` is {callback_inputs!r}; it must be a list of names.")
     unknown = set(callback_inputs) - set(pipeline._callback_tensor_inputs)
     if unknown:
         raise ValueError(

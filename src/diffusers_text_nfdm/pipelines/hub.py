@@ -6,7 +6,7 @@ import functools
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
+from ..files import file_digest, git_digest
 from ..model_card import write_model_card
 
 
@@ -34,12 +35,19 @@ ALLOWED_FILES = ["*.json", "*.safetensors", "*.txt", "*.md", "*.model"]
 # Seconds between the tries of a push.
 PAUSES = (1.0, 5.0)
 AGAIN = "Save or download it again; `force_download=True` replaces what is in the cache."
-# What each component is read from, and model_index.json.
-JSON_FILES = ("model_index.json", "config.json", "scheduler_config.json", "tokenizer.json", "tokenizer_config.json")
+# What each component is read from, and model_index.json. Without its own, transformers takes a default configuration.
+COMPONENT_FILES = {
+    "model": ("config.json",),
+    "scheduler": ("scheduler_config.json",),
+    "tokenizer": ("tokenizer.json", "tokenizer_config.json"),
+}
+JSON_FILES = ("model_index.json", *(name for names in COMPONENT_FILES.values() for name in names))
 
 
-def check_json_files(folder: Path) -> None:
-    """Raise an OSError for a file of a checkpoint that holds no JSON object."""
+def check_json_files(folder: Path, given: Collection[str] = ()) -> None:
+    """Raise an OSError for a file of a checkpoint that is missing or holds no JSON object, but for those of components
+    that are `given`.
+    """
     for path in sorted(path for name in JSON_FILES for path in (*folder.glob(name), *folder.glob(f"*/{name}"))):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -52,6 +60,22 @@ def check_json_files(folder: Path) -> None:
                 named = isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str | None) for x in pair)
                 if not key.startswith("_") and not named:
                     raise OSError(f"{str(path)!r} has {key!r}: {pair!r}; a component is [library, class]. {AGAIN}")
+                # Tokenizers of other libraries have files of their own.
+                needed = COMPONENT_FILES.get(key, ()) if named and pair[0] == PACKAGE and key not in given else ()
+                for missing in (name for name in needed if not (folder / key / name).is_file()):
+                    raise OSError(f"{str(folder / key / missing)!r} is missing. {AGAIN}")
+
+
+def check_fetched(folder: Path, where: str) -> None:
+    """Raise an OSError for a file that is not what the Hub has.
+
+    The cache links every file to one that is named by the Hub's checksum, SHA-256 or git's. The client compares sizes.
+    """
+    for path in sorted(path for path in folder.rglob("*") if path.is_symlink()):
+        expected = path.resolve().name
+        digest = {64: file_digest, 40: git_digest}.get(len(expected))
+        if digest is not None and digest(path) != expected:
+            raise OSError(f"{path.relative_to(folder)} of {where} was damaged on the way or on the disk. {AGAIN}")
 
 
 def _explain(error: Exception, name: str, where: str) -> Exception | None:
@@ -153,7 +177,7 @@ class HubCheckpointMixin:
         if path.is_file():
             raise ValueError(f"{str(path)!r} is a file; give the folder of a checkpoint or the name of a repository.")
         if path.is_dir():
-            check_json_files(path)
+            check_json_files(path, given=kwargs)
         try:
             return super().from_pretrained(pretrained_model_name_or_path, use_safetensors=True, **kwargs)
         except (SafetensorError, json.JSONDecodeError) as error:
@@ -204,7 +228,8 @@ class HubCheckpointMixin:
             raise explained from error
         if not (Path(folder) / "model_index.json").is_file():
             raise ValueError(f"{where} holds no pipeline: it has no model_index.json.")
-        check_json_files(Path(folder))
+        check_fetched(Path(folder), where)
+        check_json_files(Path(folder), given=kwargs)
         return folder
 
     def save_pretrained(

@@ -169,7 +169,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 "callback_on_step_end": callback_on_step_end,
                 "callback_on_step_end_tensor_inputs": callback_on_step_end_tensor_inputs,
             }  # fmt: skip
-            if prompted and (input_ids is not None or latents is not None):
+            if prompted and any(given is not None for given in (input_ids, known, latents)):
                 raise ValueError(
                     "`prompt` and `condition` say what is known; leave out `input_ids`, `known` and `latents`."
                 )
@@ -208,7 +208,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             )
         check_call(
             self, num_samples, batch_size, generator, latents, input_ids, known, choice, clamp_predictions,
-            confidence_threshold, output_type, callback_on_step_end_tensor_inputs,
+            confidence_threshold, output_type, callback_on_step_end, callback_on_step_end_tensor_inputs,
         )  # fmt: skip
         starts = range(0, num_samples, batch_size)
         guided = guidance_scale != 1
@@ -369,6 +369,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             batch.z = torch.where(early.chosen[..., None], clean, batch.z)
             # Later windows have written over texts that were decided before. Other tokens are chosen as they were.
             batch.written = batch.written[:, :0]
+        if not torch.isfinite(batch.z).all():
+            raise ValueError("The latents are not finite: the model's weights are damaged, or their type too narrow.")
         self._write(batch, model.config.max_length, options)
 
     def _write_tokens(self, batch: TextBatch, options: Options) -> None:
@@ -468,7 +470,10 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             tensors["tokens"] = self._best_tokens(batch, prediction)
         tensors["known"] = batch.known_tokens(batch.z[..., 0])
         wanted = {name: tensors[name] for name in options.callback_inputs}
-        latents = (options.callback(self, step, timestep, wanted) or {}).get("latents", batch.z)
+        result = options.callback(self, step, timestep, wanted)
+        if not isinstance(result, dict | None):
+            raise ValueError(f"The callback returned a {type(result).__name__}; it must return a dict or nothing.")
+        latents = (result or {}).get("latents", batch.z)
         batch.z = check_latents("The callback's `latents`", latents, batch.z.shape).to(batch.z)
 
     def _order(self, batch: TextBatch, clock: Clock) -> Tensor | None:

@@ -100,7 +100,10 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
         if (num_steps is None) == (timesteps is None):
             raise ValueError("Give either `num_inference_steps` or `timesteps`, one of the two.")
         if timesteps is not None:
-            grid = [float(time) for time in timesteps] + [0.0]
+            try:
+                grid = [float(time) for time in timesteps] + [0.0]
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"`timesteps` is {timesteps!r}; it must be decreasing times in (0, 1].") from error
             if len(grid) == 1 or not 1 >= grid[0] or any(not a > b for a, b in zip(grid, grid[1:])):
                 raise ValueError(f"`timesteps` is {list(timesteps)}; it must be decreasing times in (0, 1].")
             if clock is not None and clock.block_size is not None:

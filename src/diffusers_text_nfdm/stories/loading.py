@@ -74,7 +74,7 @@ def load_stories(
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise ValueError(f"seed is {seed!r}; an integer is needed")
     grammar = StoryGrammar()
-    columns = Features({name: Value("string") for name in ["text"] + ["condition"] * conditions})
+    columns = Features({name: Value("string") for name in ["text"] + ["condition"] * bool(conditions)})
     splits = {}
     for split, size in sizes.items():
         rows: dict[str, list[str]] = {name: [] for name in columns}

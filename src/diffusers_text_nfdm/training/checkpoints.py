@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -11,15 +10,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
-
-from ..files import file_digest
+from ..files import file_digest, writing
 from .arguments import CHANGEABLE_ON_RESUME, FREE_ON_RESUME, TrainingArguments
 from .run_lock import check_free, content
 
 
 SETTINGS_FILE, PROGRESS_FILE = "training_arguments.json", "progress.json"
 AVERAGE_FILE, CHECKSUMS_FILE = "average.safetensors", "checksums.json"
+RESUME = " What was written before it is intact; mend this and resume."
 TEMPORARY, TRASH = ".tmp", ".trash"
 _NAME = re.compile(r"checkpoint-(\d{8})$")
 
@@ -78,19 +76,16 @@ def write_folder(
         temporary.mkdir(parents=True)
     barrier()
     try:
-        write(temporary)
-        barrier()
-        if is_main:
-            if checksums:
-                (temporary / CHECKSUMS_FILE).write_text(json.dumps(_checksums(temporary), indent=2) + "\n")
-            _flush(temporary)
-    # PyTorch and safetensors report a failed write by exceptions of their own.
-    except (OSError, RuntimeError, SafetensorError) as error:
+        with writing(target, RESUME):
+            write(temporary)
+            barrier()
+            if is_main:
+                if checksums:
+                    (temporary / CHECKSUMS_FILE).write_text(json.dumps(folder_checksums(temporary), indent=2) + "\n")
+                _flush(temporary)
+    except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
-        reason = "the disk is full" if _is_full(error, target.parent) else str(error)
-        raise OSError(
-            f"Could not write {target}: {reason}. What was written before it is intact; mend this and resume."
-        ) from error
+        raise
     if is_main:
         if target.exists():
             discard(target)
@@ -121,7 +116,7 @@ def clear_leftovers(run: Path) -> None:
             path.unlink()
 
 
-def _checksums(folder: Path) -> dict[str, str]:
+def folder_checksums(folder: Path) -> dict[str, str]:
     """SHA-256 of every file by its path in the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS_FILE)
     return {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
@@ -132,7 +127,7 @@ def damage(checkpoint: Path) -> str | None:
     written = _read_object(checkpoint / CHECKSUMS_FILE)
     if isinstance(written, str):
         return written
-    found = _checksums(checkpoint)
+    found = folder_checksums(checkpoint)
     for name in sorted({*written, SETTINGS_FILE, PROGRESS_FILE, AVERAGE_FILE}):
         if name not in found:
             return f"{name} is missing"
@@ -185,15 +180,6 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _is_full(error: Exception, folder: Path) -> bool:
-    number = getattr(error, "errno", None)
-    return (
-        number in (errno.ENOSPC, errno.EDQUOT)
-        or "No space left" in str(error)
-        or shutil.disk_usage(folder).free < 2**20
-    )
 
 
 def open_run(arguments: TrainingArguments, name: str) -> tuple[Path, Path | None]:

@@ -27,7 +27,7 @@ from ..models import (
 from ..models.token_choice import behind_end
 from ..networks.cooccurrence import cooccurrence_embeddings
 from ..subwords import train_subword_tokenizer
-from ..tokenization import WordTokenizer, special_ids
+from ..tokenization import WordTokenizer, forget_origin, special_ids
 from .arguments import CONFIGS, TrainingArguments
 
 
@@ -92,7 +92,7 @@ class TrainingData:
         self.texts = type(raw)({split: raw[split] for split in ("train", "validation")})
         if arguments.copied_slots:
             self.texts = self.texts.map(take_out_row, fn_kwargs={"slots": arguments.copied_slots})
-        self.tokenizer = self._load_tokenizer(tokenizer_folder)
+        self.tokenizer = forget_origin(self._load_tokenizer(tokenizer_folder))
         prepared, self.reports = prepare_dataset(
             self.texts, self.tokenizer, arguments.max_length, condition_length=arguments.condition_length
         )

@@ -27,17 +27,24 @@ def read_config(name_or_path: str, known: Sequence[str]) -> dict[str, Any]:
         raise ValueError(
             f"`config` is {name_or_path!r}; it must be a YAML file or one of the recipes {', '.join(recipe_names())}."
         )
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no valid YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} holds a {type(values).__name__}; it must hold settings as `name: value`.")
+    values = read_yaml(path)
     for key in values:
         if key not in known:
             raise ValueError(
                 f"{path} has the unknown setting {key!r}{suggest(key, known)} `--help` lists all settings."
             )
+    return values
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The settings in a file; a ValueError where it holds none."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    # A date such as 2020-99-99 is a ValueError, and so is a file in another encoding.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds a {type(values).__name__}; it must hold settings as `name: value`.")
     return values
 
 

@@ -8,6 +8,8 @@ import socket
 import weakref
 from pathlib import Path
 
+from ..files import writing
+
 
 LOCK_FILE = ".lock"
 
@@ -72,5 +74,6 @@ def take(run: Path, expected: dict[str, int]) -> RunLock:
     if content(run) != expected:
         lock.release()
         raise ValueError(f"Another process has written into {run} meanwhile. Start again.")
-    lock.sign()
+    with writing(run / LOCK_FILE):
+        lock.sign()
     return lock

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..conditions import drop_condition
-from ..files import write_file
+from ..files import write_file, writing
 from ..likelihood import LikelihoodEstimate, estimate_likelihood
 from ..networks.compilation import compile_layers
 from ..pipelines import NFDMTextPipelineOutput
@@ -33,9 +33,11 @@ from .batches import Partition, mix_seeds, training_batches
 from .checkpoints import (
     AVERAGE_FILE,
     PROGRESS_FILE,
+    RESUME,
     SETTINGS_FILE,
     Progress,
     clear_leftovers,
+    folder_checksums,
     open_run,
     read_settings,
     remove_old,
@@ -140,8 +142,12 @@ class Trainer:
     def _load_data(self) -> TrainingData:
         if self.checkpoint is None:
             return TrainingData(self.arguments)
-        data = TrainingData(self.arguments, self.checkpoint.parent / "tokenizer")
-        if read_settings(self.checkpoint).get("data_fingerprint") != data.fingerprint:
+        settings, tokenizer = read_settings(self.checkpoint), self.checkpoint.parent / "tokenizer"
+        # Checkpoints of older versions have no such checksum.
+        if settings.get("tokenizer_checksums", found := folder_checksums(tokenizer)) != found:
+            raise ValueError(f"The files of {tokenizer} are not those that {self.checkpoint} was made with.")
+        data = TrainingData(self.arguments, tokenizer)
+        if settings.get("data_fingerprint") != data.fingerprint:
             raise ValueError(
                 f"The texts of {self.arguments.dataset!r} are not those that {self.checkpoint} was trained on. Resume "
                 "with those, or start another run."
@@ -422,7 +428,8 @@ class Trainer:
         if self.arguments.report_to != "none":
             self.accelerator.log(values, step=self.progress.step)
         if self.accelerator.is_main_process:
-            with open(self.run / "metrics.jsonl", "a", encoding="utf-8") as file:
+            path = self.run / "metrics.jsonl"
+            with writing(path, RESUME), open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": self.progress.step, **values}) + "\n")
 
     def _say(self, message: str) -> None:
@@ -433,9 +440,10 @@ class Trainer:
 
     def _write_run_files(self) -> None:
         clear_leftovers(self.run)
-        write_file(self.run / SETTINGS_FILE, self._settings())
         if self.checkpoint is None or self.checkpoint.parent.resolve() != self.run.resolve():
-            self.data.tokenizer.save_pretrained(self.run / "tokenizer")
+            with writing(self.run / "tokenizer"):
+                self.data.tokenizer.save_pretrained(self.run / "tokenizer")
+        write_file(self.run / SETTINGS_FILE, self._settings())
         metrics = self.run / "metrics.jsonl"
         if metrics.is_file():
             # What was logged after the checkpoint is logged again.
@@ -444,7 +452,11 @@ class Trainer:
             write_file(metrics, "".join(line + "\n" for line in kept))
 
     def _settings(self) -> str:
-        settings = {**self.arguments.to_dict(), "data_fingerprint": self.data.fingerprint}
+        settings = {
+            **self.arguments.to_dict(),
+            "data_fingerprint": self.data.fingerprint,
+            "tokenizer_checksums": folder_checksums(self.run / "tokenizer"),
+        }
         return json.dumps(settings, indent=2) + "\n"
 
     def _load_checkpoint(self, checkpoint: Path) -> None:
@@ -454,7 +466,12 @@ class Trainer:
             self.accelerator.load_state(str(checkpoint))
             self.progress = Progress.from_json((checkpoint / PROGRESS_FILE).read_text(encoding="utf-8"))
             self.ema.load_state_dict(load_file(checkpoint / AVERAGE_FILE), updates=self.progress.step)
-        except (OSError, RuntimeError, ValueError, KeyError, UnpicklingError, SafetensorError) as error:
+        except UnpicklingError as error:
+            # PyTorch's own advice is to load it all the same.
+            raise ValueError(
+                f"The checkpoint {checkpoint} has a pickle of objects, which are never loaded."
+            ) from error
+        except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
             raise ValueError(f"The checkpoint {checkpoint} cannot be loaded: {error}.") from error
         # The learning rates are those of the settings, which a continuation may change.
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

@@ -1,0 +1,108 @@
+"""Wrong kinds of values: one sentence that names the argument, from whatever function is given them."""
+
+import pytest
+import tiny_baseline
+import tiny_masked
+import torch
+from tiny import make_config, make_ids, make_model, make_pipeline
+
+from diffusers_text_nfdm import (
+    JumpScheduler,
+    MarkovChainScheduler,
+    RefinementScheduler,
+    estimate_likelihood,
+    importance_weighted_bound,
+    masked_likelihood,
+    metrics,
+    score_texts,
+)
+from diffusers_text_nfdm.clocks import make_clock
+from diffusers_text_nfdm.metrics import MauveSettings, Sampling
+
+
+MODEL = make_model("nfdm")
+TEXTS = ["Tom ran."]
+
+
+def sample(**options):
+    return make_pipeline()(**{"num_samples": 2, "num_inference_steps": 2, **options})
+
+
+CALLS = {
+    "batch_size of a bound": (
+        lambda: estimate_likelihood(MODEL, make_ids(2), batch_size=None),
+        "`batch_size` is",
+    ),
+    "num_draws": (lambda: estimate_likelihood(MODEL, make_ids(2), num_draws="x"), "`num_draws` is 'x'"),
+    "seed": (lambda: estimate_likelihood(MODEL, make_ids(2), seed=1.5), "`seed` is 1.5"),
+    "input_ids that are text": (lambda: estimate_likelihood(MODEL, "ab"), "`input_ids` is 'ab'"),
+    "num_tokens": (lambda: estimate_likelihood(MODEL, make_ids(2), num_tokens="x"), "`num_tokens` is 'x'"),
+    "seed of a weighted bound": (lambda: importance_weighted_bound(MODEL, make_ids(2), seed=None), "`seed` is None"),
+    "num_steps": (lambda: importance_weighted_bound(MODEL, make_ids(2), num_steps=None), "`num_steps` is None"),
+    "float ids to score": (lambda: score_texts(MODEL, make_ids(2).double()), "`input_ids` is of type torch.float64"),
+    "float ids to weigh": (lambda: importance_weighted_bound(MODEL, make_ids(2).double()), "`input_ids` is of type"),
+    "num_draws of scores": (lambda: score_texts(MODEL, make_ids(2), num_draws=None), "`num_draws` is None"),
+    "masked draws": (
+        lambda: masked_likelihood(tiny_masked.make_masked(), tiny_masked.TEXTS[:2], num_draws="x"),
+        "`num_draws` is 'x'",
+    ),
+    "input_ids of a model": (lambda: MODEL(3), "`input_ids` is a int"),
+    "draws": (lambda: MODEL(make_ids(2), draws="x"), "`draws` is a str"),
+    "context_weight": (lambda: MODEL(make_ids(2), context_weight="x"), "`context_weight` is 'x'"),
+    "t": (lambda: MODEL(make_ids(2), t=0.5), "`t` is a float"),
+    "draws of masks": (lambda: tiny_masked.make_masked()(tiny_masked.TEXTS[:2], draws="x"), "`draws` is a str"),
+    "weight of masks": (
+        lambda: tiny_masked.make_masked()(tiny_masked.TEXTS[:2], next_token_weight=None),
+        "`next_token_weight` is None",
+    ),
+    "input_ids of the baseline": (lambda: tiny_baseline.make_baseline()("x"), "`input_ids` is a str"),
+    "a callback's result": (lambda: sample(callback_on_step_end=lambda *_: 3), "The callback returned a int"),
+    "a callback": (lambda: sample(callback_on_step_end=3), "`callback_on_step_end` is 3"),
+    "a callback's inputs": (
+        lambda: sample(callback_on_step_end_tensor_inputs=3),
+        "`callback_on_step_end_tensor_inputs` is 3",
+    ),
+    "timesteps": (lambda: sample(num_inference_steps=None, timesteps=3), "`timesteps` is 3"),
+    "timesteps that are text": (lambda: sample(num_inference_steps=None, timesteps="x"), "`timesteps` is 'x'"),
+    "known beside a prompt": (lambda: sample(prompt="Tom", known=3), "leave out `input_ids`, `known` and `latents`"),
+    "gen_length alone": (
+        lambda: tiny_masked.make_pipeline()(gen_length=2),
+        "`gen_length` needs a `prompt`",
+    ),
+    "a token id in a config": (lambda: make_config("nfdm", bos_token_id=99), "`bos_token_id` is 99"),
+    "slots in a config": (lambda: make_config("nfdm", copied_slots=b"x"), "`copied_slots` is"),
+    "dropout in a config": (lambda: make_config("mulan", condition_dropout=2.0), "`condition_dropout` is 2.0"),
+    "format in a config": (lambda: make_config("nfdm", checkpoint_format=None), "`checkpoint_format` is None"),
+    "length of a clock": (lambda: make_clock("shared", None), "`length` is None"),
+    "draws of the language": (lambda: metrics.story_language(TEXTS, num_draws=None), "`num_draws` is None"),
+    "seed of the language": (lambda: metrics.story_language(TEXTS, seed=-1), "`seed` is -1"),
+    "texts of the language": (lambda: metrics.story_language(3), "`texts` is 3"),
+    "texts of completions": (lambda: metrics.story_completions(None, TEXTS), "`texts` is None"),
+    "records": (lambda: metrics.slots_realised(TEXTS, None), "`records` has 'None'"),
+    "references": (lambda: metrics.against_references(TEXTS, 3), "`references` is 3"),
+    "a text to split": (lambda: metrics.split_words(None), "`text` is a NoneType"),
+    "a protocol": (lambda: metrics.get_protocol(["x"]), r"`protocol` is \['x'\]"),
+    "a sampling's clock": (lambda: Sampling("x", None, clock=3), "`clock` of a sampling is 3"),
+    "a sampling's threshold": (lambda: Sampling("x", None, confidence_threshold="x"), "`confidence_threshold` is 'x'"),
+    "MAUVE": (lambda: MauveSettings(scaling_factor=None), "`scaling_factor` is None"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_kind_of_value_is_named(name):
+    call, message = CALLS[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("scheduler", [MarkovChainScheduler, RefinementScheduler, JumpScheduler])
+def test_weights_that_are_no_numbers_write_no_text(scheduler, temperature):
+    options = {"prediction_type": "categorical", "predictor": "two_stream", "jumps": True}
+    ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3}
+    pipe = make_pipeline("nfdm", scheduler(), **options, **ids)
+    with torch.no_grad():
+        next(pipe.model.parameters()).fill_(float("nan"))
+    steps = {"temperature": temperature} if scheduler is MarkovChainScheduler else {}
+    with pytest.raises(ValueError, match="not finite"):
+        pipe(num_samples=2, num_inference_steps=2, **steps)
