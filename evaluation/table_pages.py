@@ -119,7 +119,7 @@ def _by_sampling(
 ) -> str:
     """One row for each model and each of its samplings that is wanted, below the real texts of each evaluation.
 
-    The rows of the paper's tables `labels` stand below those of the same model. Nothing where none is wanted.
+    The rows of the paper's tables `labels` stand below those of the same model, also where none is wanted here.
     """
     rows, seen = [], set()
     for model in models:
@@ -132,8 +132,6 @@ def _by_sampling(
                 (model["name"], entry["sampling"], _own_cells(model["name"], entry, entry["scores"], result))
                 for entry in entries
             ]
-    if not rows:
-        return ""
     order = {name: place for place, name in enumerate([DATASET, *(model["name"] for model in models)])}
     if by_steps:
         # Each model from many steps to few.
