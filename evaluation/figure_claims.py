@@ -142,7 +142,7 @@ def schedule_claims(name: str, model: MuLANModel, embeddings: Tensor, context: T
 
 
 def spike_claims(name: str, model: DiffusionLMModel, embeddings: Tensor) -> Iterator[Claim]:
-    ends = torch.tensor([0.001, 0.999], dtype=embeddings.dtype)
+    ends = torch.tensor([1e-4, 1 - 1e-4], dtype=torch.float64)
     rates, volatilities = [], []
     for t in [*TIMES, *ends]:
         times = Dual(embeddings.new_full((1, 1), t.item()), embeddings.new_ones(1, 1))
@@ -157,7 +157,7 @@ def spike_claims(name: str, model: DiffusionLMModel, embeddings: Tensor) -> Iter
             claim,
             place,
             name,
-            f"{what} is {low:,.0f} at t = 0.001 and {high:,.0f} at 0.999, at least {least:.2f} between (spike: "
+            f"{what} is {low:,.0f} at t = 0.0001 and {high:,.0f} at 0.9999, at least {least:.2f} between (spike: "
             f"{SPIKE} times)",
             min(low, high) > SPIKE * least,
         )
