@@ -21,8 +21,8 @@ help:
 	@echo "make quality    check the code with ruff; make style mends what can be mended"
 	@echo "make docs       API pages from the docstrings: OUTPUT=folder (default: build/docs)"
 	@echo "make bench      measure speed and memory, side by side with a plain implementation"
-	@echo "make tables     the paper's tables: SCALE=tiny, or rocstories, rocstories-likelihood or paper with DATA=folder;"
-	@echo "                OUTPUT=folder; goes on where it stopped"
+	@echo "make tables     the paper's tables: SCALE=tiny, or rocstories, rocstories-likelihood, rocstories-hours or paper"
+	@echo "                with DATA=folder; OUTPUT=folder; ONLY='\"NFDM\" \"MuLAN\"' for some rows; goes on where it stopped"
 
 $(VENV)/.installed: setup.py constraints.txt src/diffusers_text_nfdm/version.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -93,7 +93,8 @@ bench: $(VENV)/.installed
 
 SCALE ?= tiny
 tables: $(VENV)/.installed
-	$(BIN)/python evaluation/tables.py $(SCALE) $(if $(DATA),--data $(DATA)) $(if $(OUTPUT),--output $(OUTPUT))
+	$(BIN)/python evaluation/tables.py $(SCALE) $(if $(DATA),--data $(DATA)) $(if $(OUTPUT),--output $(OUTPUT)) \
+		$(if $(ONLY),--only $(ONLY))
 
 clean:
 	rm -rf $(VENV) $(OLDEST_VENV) build dist src/*.egg-info

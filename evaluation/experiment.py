@@ -27,6 +27,7 @@ class ModelRun:
         settings: training settings that differ from the experiment's.
         model_config: fields of the configuration that differ from the recipe's.
         as_large_as: name of the row whose number of parameters an autoregressive model is to have.
+        samplings: ways of sampling from this model, instead of those of the evaluations.
     """
 
     name: str
@@ -34,6 +35,11 @@ class ModelRun:
     settings: dict[str, Any] = field(default_factory=dict)
     model_config: dict[str, Any] = field(default_factory=dict)
     as_large_as: str | None = None
+    samplings: list[str] = field(default_factory=list)
+
+    def __post_init__(self):
+        for sampling in self.samplings:
+            Sampling.parse(sampling)
 
     @property
     def folder(self) -> str:

@@ -7,7 +7,8 @@ A checkpoint is the folder of a pipeline, or the output folder of tables.py with
 * `transformations.png`: cosine similarity of successive transformations, the NFDM models side by side;
 * `gamma-<name>.png`: γ and its rate by token, of MuLAN and Diffusion-LM;
 * `volatility-<name>.png`: g²(t);
-* `trajectory-<name>.png`: how a sampled text came about.
+* `trajectory-<name>.png`: how a sampled text came about;
+* `claims.md`: what the paper says about its figures, and whether it is so of these models. It is printed, too.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from figure_claims import claims_table
 from torch import Tensor
 
 from diffusers_text_nfdm.data import load_text_dataset, prepare_dataset
+from diffusers_text_nfdm.files import write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
 from diffusers_text_nfdm.metrics.sampling import DIFFUSION, Sampling
 from diffusers_text_nfdm.pipelines import NFDMTextPipeline
@@ -58,9 +61,9 @@ def draw(
     num_texts: int = 64,
     sampling: str = "star:64",
 ) -> list[Path]:
-    """All pictures of the diffusion models among the checkpoints; the paths that were written."""
+    """All pictures of the diffusion models among the checkpoints, and last the claims; the paths that were written."""
     output.mkdir(parents=True, exist_ok=True)
-    way, deformed, paths = Sampling.parse(sampling), {}, []
+    way, models, paths = Sampling.parse(sampling), {}, []
 
     def save(figure, name: str) -> None:
         paths.append(output / f"{name}.png")
@@ -71,11 +74,9 @@ def draw(
         if pipeline_kind(pipeline) != DIFFUSION:
             continue
         ids = validation_ids(pipeline, dataset, num_texts)
-        process = pipeline.model.forward_process
-        if hasattr(process, "gamma"):
+        models[name] = (pipeline.model, ids)
+        if hasattr(pipeline.model.forward_process, "gamma"):
             save(plot_gamma(pipeline.model, ids), f"gamma-{name}")
-        else:
-            deformed[name] = (pipeline.model, ids)
         save(plot_volatility(pipeline.model, ids, squared=True), f"volatility-{name}")
         pipeline.scheduler = way.build()
         generator = torch.Generator(pipeline.model.device).manual_seed(0)
@@ -83,8 +84,11 @@ def draw(
             num_samples=1, num_inference_steps=way.num_inference_steps, generator=generator, return_trajectory=True
         )
         save(plot_trajectory(made, pipeline.tokenizer), f"trajectory-{name}")
+    deformed = {name: pair for name, pair in models.items() if hasattr(pair[0].forward_process, "deformation")}
     if deformed:
         save(plot_transformations(deformed), "transformations")
+    paths.append(output / "claims.md")
+    write_file(paths[-1], claims_table(models))
     return paths
 
 
@@ -101,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print("\n".join(map(str, paths)))
+    print("\n".join(map(str, paths)) + "\n\n" + paths[-1].read_text(encoding="utf-8"))
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from paper_values import DATASET, PUBLISHED, PublishedRow
 
@@ -30,12 +30,13 @@ def render(results: dict) -> str:
         f"Every model was trained for the same number of {BUDGETS[budget]}, {amount:,}, on {results['dataset']} (CPU "
         f"threads: {results['threads']}). "
         "One training run each: differences between rows may be luck.",
+        finished_line(results),
         PUBLISHED_NOTE,
         "## Likelihood",
         likelihood_table(models),
         _notes("likelihoodtable"),
         "## Sample quality",
-        _by_sampling(models, _main_sampling(models), ["discrete sampling"]),
+        _by_sampling(models, _main_samplings(models), ["discrete sampling"]),
         _notes("discrete sampling"),
         "## Fraction ρ of new noise in the Markov chain",
         _by_sampling(models, _chains(models), ["big sigmast table"]),
@@ -46,16 +47,25 @@ def render(results: dict) -> str:
         _by_sampling(models, _equations(models), ["SDE ODE table"]),
         _notes("SDE ODE table"),
         "## Number of steps",
-        _by_sampling(models, _star_and_sde, ["SDE 64", "sigmast 64"], by_steps=True),
+        _by_sampling(models, _by_number, ["SDE 64", "sigmast 64"], by_steps=True),
         _notes("SDE 64", "sigmast 64"),
         "## AdaLN and additive time conditioning",
         likelihood_table(ablation, published=False),
-        _by_sampling(ablation, _main_sampling(models), ["nfdm vs nfdm-AdaLN"]),
+        _by_sampling(ablation, _main_samplings(models), ["nfdm vs nfdm-AdaLN"]),
         _notes("nfdm vs nfdm-AdaLN"),
         "## Protocols",
         "\n".join(f"- {line}" for line in protocol_lines(models)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def finished_line(results: dict) -> str:
+    """Which rows are there, and how far the others are; nothing where all are."""
+    if not results["unfinished"]:
+        return ""
+    finished = ", ".join(model["name"] for model in results["models"])
+    missing = "; ".join(f"{name}: {state}" for name, state in results["unfinished"].items())
+    return f"**Finished: {finished}. Not finished: {missing}.** Rows that are not finished have no figures below."
 
 
 def _notes(*labels: str) -> str:
@@ -109,7 +119,7 @@ def _by_sampling(
 ) -> str:
     """One row for each model and each of its samplings that is wanted, below the real texts of each evaluation.
 
-    The rows of the paper's tables `labels` stand below those of the same model. Nothing where none is wanted.
+    The rows of the paper's tables `labels` stand below those of the same model, also where none is wanted here.
     """
     rows, seen = [], set()
     for model in models:
@@ -122,8 +132,6 @@ def _by_sampling(
                 (model["name"], entry["sampling"], _own_cells(model["name"], entry, entry["scores"], result))
                 for entry in entries
             ]
-    if not rows:
-        return ""
     order = {name: place for place, name in enumerate([DATASET, *(model["name"] for model in models)])}
     if by_steps:
         # Each model from many steps to few.
@@ -157,10 +165,10 @@ def _steps_key(sampling: dict | None) -> tuple:
     return ("", 0) if sampling is None else (sampling["scheduler"], -sampling["num_inference_steps"])
 
 
-def _main_sampling(models: Sequence[dict]) -> Callable[[dict], bool]:
-    """The first sampling of the diffusion models, and those of the baselines."""
-    first = next(iter(_samplings(models)), None)
-    return lambda entry: entry["sampling"] == first or entry["sampling"]["scheduler"] in (None, "masked")
+def _main_samplings(models: Sequence[dict]) -> Callable[[dict], bool]:
+    """The first sampling of each model."""
+    first = [entry for model in models for entry in list(_entries(model))[:1]]
+    return lambda entry: any(entry is one for one in first)
 
 
 def _chains(models: Sequence[dict]) -> Callable[[dict], bool]:
@@ -177,13 +185,18 @@ def _equations(models: Sequence[dict]) -> Callable[[dict], bool]:
     )
 
 
-def _star_and_sde(entry: dict) -> bool:
-    return _rho(entry["sampling"]) == 1 or entry["sampling"]["scheduler"] == SDE
+def _by_number(entry: dict) -> bool:
+    """Star and SDE, masked diffusion, and schedulers that write tokens."""
+    scheduler = entry["sampling"]["scheduler"]
+    return _rho(entry["sampling"]) == 1 or scheduler not in (CHAIN, ODE, None)
+
+
+def _entries(model: dict) -> Iterator[dict]:
+    return (entry for result in model["evaluations"].values() for entry in result["samplers"].values())
 
 
 def _samplings(models: Sequence[dict]) -> list[dict]:
-    results = [result for model in models for result in model["evaluations"].values()]
-    samplings = [entry["sampling"] for result in results for entry in result["samplers"].values()]
+    samplings = [entry["sampling"] for model in models for entry in _entries(model)]
     return [sampling for sampling in samplings if sampling["scheduler"] not in (None, "masked")]
 
 

@@ -98,7 +98,9 @@ def plot_quality(results: dict) -> Figure | None:
             axes.axhline(real[metric]["mean"], color="#cc3311", linestyle=":", label="real texts")
         axes.set(xscale="log", xlabel="function evaluations", title=METRICS[metric])
         samplers = [entry for result in entries for entry in result["samplers"].values()]
-        counts = sorted({entry["function_evaluations"] for entry in samplers if entry["sampling"]["scheduler"]})
+        counts = sorted(
+            {entry["function_evaluations"] for entry in samplers if entry["sampling"]["scheduler"] in LINES}
+        )
         axes.set_xticks(counts, [f"{count:,}" for count in counts], rotation=60)
         axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
     panels[-1].legend(fontsize=8, handlelength=3.5, loc="center left", bbox_to_anchor=(1.02, 0.5))

@@ -3,10 +3,11 @@
     python evaluation/tables.py tiny                                  # the embedded stories, two CPU cores
     python evaluation/tables.py rocstories --data folder              # small models on ROCStories
     python evaluation/tables.py paper --data folder                   # the published recipes, on GPUs
+    python evaluation/tables.py tiny --only NFDM MuLAN                # some rows now, the others another time
 
 The output folder gets `tables.md`, `results.json`, `plots/`, one training run for each model in `runs/`, and samples
-and scores in `evaluations/`. Started again, the command goes on where it stopped. Ctrl-C ends it with a checkpoint and
-the exit code 3.
+and scores in `evaluations/`. The pages are written after every row, and say which rows are finished and which are not.
+Started again, the command goes on where it stopped. Ctrl-C ends it with a checkpoint and the exit code 3.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from table_plots import save_plots
 from transformers.utils import logging
 
 from diffusers_text_nfdm.baseline import AutoregressiveConfig, MaskedDiffusionConfig, matching_config
+from diffusers_text_nfdm.checks import check_one_of
 from diffusers_text_nfdm.files import output_folder, write_file
 from diffusers_text_nfdm.metrics import evaluate_checkpoint
 from diffusers_text_nfdm.metrics.judge import judge_files
@@ -40,28 +42,37 @@ from diffusers_text_nfdm.training.preparation import TrainingData
 # Steps of the short run that measures how long a step takes; the first of its three parts warms up.
 MEASURED_STEPS = 24
 PARTS = 3
+# Settings that are a share of the steps: a recipe that gets more or fewer of them keeps the share.
+PHASES = ("next_token_steps", "growth_steps", "decay_steps", "context_warmup_steps")
 STOPPED = 3
 
 
-def make_tables(experiment: Experiment, output: Path, data_folder: str | None = None) -> dict | None:
-    """Do what is not done yet and write everything; `None` where a signal ended a training run."""
+def make_tables(
+    experiment: Experiment, output: Path, data_folder: str | None = None, only: Sequence[str] = ()
+) -> dict | None:
+    """Do what is not done yet, of all rows or of some, and write everything; `None` where a signal ended a training
+    run.
+    """
+    names = [model.name for model in experiment.models]
+    for name in only:
+        check_one_of("only", name, names)
     data = experiment.data(data_folder)
     for evaluation in experiment.evaluations.values():
         if evaluation.judge is not None:
             # A judge that cannot be loaded is told before hours of training.
             judge_files(evaluation.judge)
-    settings = {model.name: size_settings(experiment, model, data) for model in experiment.models}
-    texts = settings[experiment.models[0].name].dataset
-    if data:
-        texts = {"train": data["dataset"], "validation": data["validation_file"]}
+    models = [model for model in experiment.models if model.name in (only or names)]
+    settings = {model.name: size_settings(experiment, model, data) for model in models}
+    dataset = experiment.arguments(experiment.models[0], data, None).dataset
+    texts = {"train": data["dataset"], "validation": data["validation_file"]} if data else dataset
     torch.set_num_threads(experiment.threads)
     # Softmax over a vocabulary makes denormal numbers, which are slow on CPUs.
     torch.set_flush_denormal(True)
-    rows = []
-    for number, model in enumerate(experiment.models, 1):
-        print(f"\n[{number}/{len(experiment.models)}] {model.name}", flush=True)
-        run = output / "runs" / model.folder
-        trained = train_once(with_budget(settings[model.name], experiment, output / "speed" / model.folder), run)
+    rows, results = finished_rows(experiment, output), None
+    for number, model in enumerate(models, 1):
+        print(f"\n[{number}/{len(models)}] {model.name}", flush=True)
+        arguments, run = settings[model.name], output / "runs" / model.folder
+        trained = train_once(with_budget(arguments, experiment, output / "speed" / model.folder), run)
         if trained is None:
             return None
         evaluations = {
@@ -70,25 +81,52 @@ def make_tables(experiment: Experiment, output: Path, data_folder: str | None = 
                 texts,
                 output / "evaluations" / model.folder / name.replace(" ", "-"),
                 evaluation.protocol(f"{experiment.name}-{name.replace(' ', '-')}"),
-                usable_samplings(evaluation.samplings, settings[model.name]),
+                usable_samplings(model.samplings or evaluation.samplings, arguments),
                 judge_cache=output / "judge",
             )
-            for name, evaluation in wanted_evaluations(experiment, settings[model.name].model_type).items()
+            for name, evaluation in wanted_evaluations(experiment, arguments.model_type).items()
         }
-        rows.append({"name": model.name, "config": model.config, **trained, "evaluations": evaluations})
+        rows[model.name] = {"name": model.name, "config": model.config, **trained, "evaluations": evaluations}
+        results = write_pages(experiment, rows, dataset, output)
+    return results
+
+
+def finished_rows(experiment: Experiment, output: Path) -> dict[str, dict]:
+    """The rows that an earlier command finished with the same budget, by name."""
+    path = output / "results.json"
+    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"budget": None}
+    return {row["name"]: row for row in results["models"]} if results["budget"] == experiment.budget else {}
+
+
+def write_pages(experiment: Experiment, rows: dict[str, dict], dataset: str, output: Path) -> dict:
+    """`results.json`, `tables.md` and the plots of the finished rows, in the order of the experiment."""
     results = {
         "scale": experiment.name,
-        "dataset": ", ".join(experiment.files.values())
-        if experiment.files
-        else settings[experiment.models[0].name].dataset,
+        "dataset": ", ".join(experiment.files.values()) if experiment.files else dataset,
         "budget": experiment.budget,
         "threads": experiment.threads,
-        "models": rows,
+        "models": [rows[model.name] for model in experiment.models if model.name in rows],
+        "unfinished": {
+            model.name: progress(output / "runs" / model.folder)
+            for model in experiment.models
+            if model.name not in rows
+        },
     }
     write_file(output / "results.json", json.dumps(results, indent=2) + "\n")
     write_file(output / "tables.md", render(results))
     save_plots(results, output / "plots")
     return results
+
+
+def progress(run: Path) -> str:
+    """How far an unfinished row is."""
+    if (run / "summary.json").is_file():
+        return "trained, not evaluated"
+    checkpoints, settings = sorted(run.glob("checkpoint-*[0-9]")), run / "training_arguments.json"
+    if not checkpoints or not settings.is_file():
+        return "not begun"
+    steps = json.loads(settings.read_text(encoding="utf-8"))["max_steps"]
+    return f"step {int(checkpoints[-1].name.split('-')[1]):,} of {steps:,}"
 
 
 def size_settings(experiment: Experiment, model: ModelRun, data: dict[str, str]) -> TrainingArguments:
@@ -115,8 +153,10 @@ def with_budget(arguments: TrainingArguments, experiment: Experiment, folder: Pa
         # A whole number of rounds of steps on the cross-entropy and one on the bound.
         steps = max(1, int(amount / seconds_per_step(arguments, folder) / period)) * period
     checkpoints = max(1, steps // 8) if kind == "cpu_seconds" else arguments.checkpoint_every
+    phases = {name: value for name in PHASES if (value := getattr(arguments, name))}
     return dataclasses.replace(
         arguments,
+        **{name: max(1, round(value * steps / arguments.max_steps)) for name, value in phases.items()},
         max_steps=steps,
         evaluate_every=steps,
         checkpoint_every=checkpoints,
@@ -126,7 +166,19 @@ def with_budget(arguments: TrainingArguments, experiment: Experiment, folder: Pa
 
 
 def seconds_per_step(arguments: TrainingArguments, folder: Path) -> float:
-    """CPU seconds of a training step, summed over threads, measured once."""
+    """CPU seconds of a training step, summed over threads, measured once; where the first steps are on the next token
+    alone, the mean of both kinds.
+    """
+    seconds = measured_seconds(dataclasses.replace(arguments, next_token_steps=0), folder)
+    if not arguments.next_token_steps:
+        return seconds
+    alone = dataclasses.replace(arguments, next_token_steps=MEASURED_STEPS)
+    share = arguments.next_token_steps / arguments.max_steps
+    return share * measured_seconds(alone, folder / "next-token") + (1 - share) * seconds
+
+
+def measured_seconds(arguments: TrainingArguments, folder: Path) -> float:
+    """CPU seconds of one of the first steps."""
     short = dataclasses.replace(
         arguments,
         output_dir=str(folder / "run"),
@@ -209,12 +261,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("scale", help="the name of a file in evaluation/scales, or a YAML file")
     parser.add_argument("--data", help="folder with the texts, for the scales that need one")
     parser.add_argument("--output", type=output_folder, help="(default: runs/tables-<scale>)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="rows to work on (default: all)")
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
     try:
         experiment = read_experiment(args.scale)
         output = args.output or Path("runs") / f"tables-{experiment.name}"
-        results = make_tables(experiment, output, args.data)
+        results = make_tables(experiment, output, args.data, args.only)
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

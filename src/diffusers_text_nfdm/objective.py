@@ -38,6 +38,7 @@ class BoundTerms:
         prior: what is left of the data at t = 1.
         context: what MuLAN's context costs.
         next_token: `-log p(x_i | x_<i)` of the clean stream, `(batch, seq - 1)`, where it was asked for.
+        curvature: how far the path of z is from a straight one, where it was asked for: no part of the bound.
     """
 
     diffusion: Tensor
@@ -47,6 +48,7 @@ class BoundTerms:
     prior: Tensor
     context: Tensor
     next_token: Tensor | None = None
+    curvature: Tensor | None = None
 
 
 def bound(
@@ -57,6 +59,7 @@ def bound(
     known: Tensor | None = None,
     windows: Windows | None = None,
     next_token: bool = False,
+    curvature: bool = False,
 ) -> BoundTerms:
     """The terms at the token times, for one draw of the noise."""
     process, E, mixing = model.forward_process, model.embed(input_ids), None if windows is None else windows.mixing
@@ -85,12 +88,18 @@ def bound(
     # Prior: KL(q(z_1 | x) || N(0, I)).
     prior = process.terminal_marginal(E, c).kl_to_standard_normal().sum(-1)
 
+    # Straightness, apart from the bound: z moves from z_0 to z_1 at one speed, or not.
+    curvatures = None
+    if curvature:
+        ends = (end.sample(draws.noise) for end in (process.initial_marginal(E, c), process.terminal_marginal(E, c)))
+        curvatures = path_curvature(true.velocity(draws.noise), *ends, times.rate)
+
     squared_error = squared_error.sum(-1)
     if known is not None:
         diffusion, squared_error, reconstruction, prior = (
             term.masked_fill(known, 0) for term in (diffusion, squared_error, reconstruction, prior)
         )
-    return BoundTerms(diffusion, squared_error, reconstruction, correct, prior, context, next_token_losses)
+    return BoundTerms(diffusion, squared_error, reconstruction, correct, prior, context, next_token_losses, curvatures)
 
 
 def cross_entropy(
@@ -164,6 +173,26 @@ def drift_matching(
     moving = squared_volatility > 0
     squared_volatility = torch.where(moving, squared_volatility, 1)
     return torch.where(moving[..., 0], (difference.square() / (2 * squared_volatility)).sum(-1), 0)
+
+
+def path_curvature(velocity: Tensor, z_0: Tensor, z_1: Tensor, rate: Tensor) -> Tensor:
+    """`r ||dz/dt - (z_1 - z_0)||²` per token, for a text and its noise; zero where nothing moves.
+
+    Along the token's own time t, `dz/dt = (dz/du) / r`. Over a clock it averages to
+
+        ∫ ||dz/dt - (z_1 - z_0)||² dt,
+
+    the variance of the velocity over t, as the mean velocity is `z_1 - z_0`: zero where the path is straight and has
+    one speed, and Euler's method with the true text exact. One time tells it without bias, the one of the bound.
+
+    Args:
+        velocity: `dz/du` with the noise held fixed, `(batch, seq, dim)`.
+        z_0, z_1: the ends of the path for the same noise.
+        rate: `r = dt/du`, `(batch, seq or 1)`.
+    """
+    moving = rate > 0
+    rate = torch.where(moving, rate, 1)[..., None]
+    return torch.where(moving, ((velocity - rate * (z_1 - z_0)).square() / rate).sum(-1), 0)
 
 
 def keep_known(known: Tensor | None, given: Tensor, values: Tensor) -> Tensor:

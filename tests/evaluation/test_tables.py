@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from accelerate.state import AcceleratorState
+from judges import save_judge
 
 from diffusers_text_nfdm.baseline import count_parameters
 from diffusers_text_nfdm.clocks import make_clock
@@ -100,9 +101,10 @@ def test_stopped_and_started_again_it_makes_all_tables(tables, data, tmp_path, m
 
     monkeypatch.setattr(tables, "train", interrupted)
     assert tables.make_tables(scale, output, str(data)) is None
-    assert (
-        not (output / "tables.md").exists() and (output / "evaluations" / "nfdm" / "samples" / "results.json").exists()
-    )
+    assert (output / "evaluations" / "nfdm" / "samples" / "results.json").exists()
+    begun = (output / "tables.md").read_text()
+    states = "Diffusion-LM: not begun; Autoregressive: not begun"
+    assert f"**Finished: NFDM. Not finished: {states}.**" in begun and "| Diffusion-LM | `" not in begun
     results = tables.make_tables(scale, output, str(data))
     names = [Path(folder).name for folder in trained]
     assert names == ["nfdm", "diffusion-lm", "diffusion-lm", "autoregressive"], "what is done is not done again"
@@ -111,9 +113,10 @@ def test_stopped_and_started_again_it_makes_all_tables(tables, data, tmp_path, m
     ]
     assert [entry["step"] for entry in entries if "train/loss" in entry] == [1, 2, 3, 4, 5, 6]
 
-    assert json.loads((output / "results.json").read_text()) == results
+    assert json.loads((output / "results.json").read_text()) == results and results["unfinished"] == {}
     assert {path.name for path in (output / "plots").iterdir()} == {"likelihood.png", "quality.png"}
     page = (output / "tables.md").read_text()
+    assert "inished" not in page
     likelihood = section(page, "Likelihood")
     assert "the same number of optimizer steps, 6" in page and "| Autoregressive |" in likelihood
     assert re.search(r"\| NFDM \| [\d,]+ \| 6 \| \d+ \| ≤ [\d.]+ ± .*\| 3.12 \(0.05\) \|", likelihood)
@@ -150,6 +153,123 @@ def test_stopped_and_started_again_it_makes_all_tables(tables, data, tmp_path, m
         ValueError, match="holds a run with other settings.*\n.*max_steps: 6 in the checkpoint, 7 here"
     ):
         tables.make_tables(make_scale(tables, tmp_path, budget={"steps": 7}), output, str(data))
+
+
+def test_rows_are_made_piece_by_piece_and_the_page_says_what_is_missing(tables, data, tmp_path, monkeypatch):
+    scale, output = make_scale(tables, tmp_path), tmp_path / "out"
+    with pytest.raises(ValueError, match="`only` is 'MuLAN'; it must be one of 'NFDM', 'Diffusion-LM', 'Autoregress"):
+        tables.make_tables(scale, output, str(data), ["MuLAN"])
+
+    def interrupted(arguments):
+        arguments.stop_after_steps = 3
+        return train(arguments)
+
+    monkeypatch.setattr(tables, "train", interrupted)
+    assert tables.make_tables(scale, output, str(data), ["Autoregressive"]) is None
+    assert not (output / "tables.md").exists(), "no row is finished"
+    monkeypatch.setattr(tables, "train", train)
+    tables.make_tables(scale, output, str(data), ["Diffusion-LM"])
+    page = (output / "tables.md").read_text()
+    states = "NFDM: not begun; Autoregressive: step 3 of 6"
+    assert f"**Finished: Diffusion-LM. Not finished: {states}.** Rows" in page
+    assert "| NFDM, published |" in page and "| NFDM | `" not in page
+    for table in importlib.import_module("paper_values").PUBLISHED.values():
+        assert table.note in page and all(" | ".join(map(str, row.values.values())) in page for row in table.rows)
+    results = tables.make_tables(scale, output, str(data), ["NFDM", "Autoregressive"])
+    assert [model["name"] for model in results["models"]] == ["NFDM", "Diffusion-LM", "Autoregressive"]
+    assert results["unfinished"] == {} and "inished" not in (output / "tables.md").read_text()
+
+
+def test_the_scale_of_hours_runs_from_end_to_end_at_toy_size(tables, data, tmp_path):
+    """Its rows, settings and samplings; other sizes, texts, judge and budget."""
+    values = yaml.safe_load((EVALUATION / "scales" / "rocstories-hours.yaml").read_text())
+    values["files"], values["budget"] = MINIATURE["files"], {"steps": 8}
+    values["settings"] |= {
+        "min_word_count": 0, "batch_size": 8, "log_every": 1, "evaluation_texts": 4, "final_samples": 2,
+        "frontier_samples": 2,
+    }  # fmt: skip
+    # MAUVE needs ten texts.
+    values["evaluations"]["samples"] |= {"num_samples": 10, "likelihood_texts": 6, "likelihood_draws": 2}
+    values["evaluations"]["samples"]["judge"] = str(save_judge(tmp_path))
+    for one in (values["evaluations"]["samples"], *values["models"]):
+        if "samplings" in one:
+            one["samplings"] = [name for name in one["samplings"] if ":64" not in name and ":32" not in name]
+    for model in values["models"]:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+        if not model["config"].endswith(("masked", "autoregressive")):
+            sizes["embedding_dim"] = 8
+        if "nfdm" in model["config"] or model["config"] == "rocstories-parallel":
+            sizes |= {name: value for name, value in FORWARD.items() if name != "delta"}
+        model["model_config"] = {**model.get("model_config", {}), **sizes}
+        if model["config"].startswith("rocstories-parallel") and "autoregressive" not in model["config"]:
+            model["settings"] = {"cross_entropy_steps": 1}
+    path = tmp_path / "hours.yaml"
+    path.write_text(yaml.safe_dump(values))
+    output, command = tmp_path / "out", [str(path), "--data", str(data), "--output", str(tmp_path / "out")]
+    assert tables.main([*command, "--only", "Masked diffusion", "NFDM, eight in motion"]) == 0
+    assert (
+        "**Finished: NFDM, eight in motion, Masked diffusion. Not finished: NFDM: not b"
+        in (output / "tables.md").read_text()
+    )
+    assert tables.main(command) == 0
+    page, results = (output / "tables.md").read_text(), json.loads((output / "results.json").read_text())
+    assert results["unfinished"] == {} and "inished:" not in page
+    names = [model["name"] for model in results["models"]]
+    assert names == [model["name"] for model in values["models"]]
+    for model, described in zip(results["models"], values["models"]):
+        (result,) = model["evaluations"].values()
+        expected = described.get("samplings") or values["evaluations"]["samples"]["samplings"]
+        expected = ["ancestral"] if model["name"] == "Autoregressive" else expected
+        assert [entry["sampling"]["name"] for entry in result["samplers"].values()] == expected
+        assert result["likelihood"]["nats_per_token"]["dataset_error"] > 0
+        assert {"perplexity", "mauve", "diversity", "memorization"} <= set(result["dataset_row"])
+        for entry in result["samplers"].values():
+            assert {"perplexity", "diversity", "memorization"} <= set(entry["scores"]), entry["sampling"]
+        assert (
+            output / "runs" / re.sub("[^a-z0-9]+", "-", model["name"].lower()) / "pipeline" / "README.md"
+        ).is_file()
+    steps = section(page, "Number of steps")
+    for sampling in ("star:16", "sde:16", "star:16:time_grid=learned", "masked:16:block_size=8"):
+        assert f"`{sampling}`" in steps
+    quality = section(page, "Sample quality")
+    assert quality.count("`star:16`") == 3 and "`sde:16`" not in quality and "`refine" not in quality
+    assert "`masked:16:block_size=8`" in quality and "`ancestral`" in quality
+
+
+def test_the_models_of_the_hours_are_of_one_size_and_have_one_budget(tables):
+    scale, counts = tables.read_experiment("rocstories-hours"), {}
+    for model in scale.models:
+        settings = scale.arguments(model, {"dataset": "stories"}, None)
+        # The words that the training file has more often than ten times, and the four special tokens.
+        config = CONFIGS[settings.model_type](vocab_size=7317, max_length=64, **settings.model_config)
+        counts[model.name] = count_parameters(config)
+    assert len(counts) == 6 and max(counts.values()) < 1.005 * min(counts.values())
+    assert scale.budget == {"cpu_seconds": 45 * 60} and scale.evaluations["samples"].judge == "smollm2"
+    assert all(model.as_large_as is None for model in scale.models)
+
+
+def test_the_phases_of_a_recipe_keep_their_shares_and_both_kinds_of_steps_are_measured(tables, tmp_path, monkeypatch):
+    scale = tables.read_experiment("rocstories-hours")
+    settings = scale.arguments(scale.models[3], {"dataset": "stories"}, None)
+    measured = []
+
+    def fake(arguments):
+        measured.append(arguments.next_token_steps)
+        folder = Path(arguments.output_dir)
+        folder.mkdir(parents=True)
+        seconds = 0.5 if arguments.next_token_steps else 2.0
+        entry = json.dumps({"train/loss": 1.0, "train/cpu_seconds_per_step": seconds})
+        (folder / "metrics.jsonl").write_text(f"{entry}\n" * 3)
+
+    monkeypatch.setattr(tables, "train", fake)
+    share = settings.next_token_steps / settings.max_steps
+    budgeted = tables.with_budget(settings, scale, tmp_path)
+    assert measured == [0, tables.MEASURED_STEPS] and share == 1200 / 1920
+    seconds = 0.5 * budgeted.next_token_steps + 2.0 * (budgeted.max_steps - budgeted.next_token_steps)
+    assert seconds == pytest.approx(2700, rel=0.02) and budgeted.max_steps % (budgeted.cross_entropy_steps + 1) == 0
+    for name in ("next_token_steps", "decay_steps"):
+        expected = getattr(settings, name) / settings.max_steps
+        assert getattr(budgeted, name) / budgeted.max_steps == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_budget_of_seconds_becomes_steps_by_measuring_once(tables, data, tmp_path, monkeypatch):
@@ -191,7 +311,7 @@ def test_the_scales_can_be_read_and_every_model_be_built(tables, name):
         assert all(not model.settings and not model.model_config for model in scale.models)
 
 
-@pytest.mark.parametrize("name", ["tiny", "rocstories", "paper"])
+@pytest.mark.parametrize("name", ["tiny", "rocstories", "rocstories-hours", "straightness", "paper"])
 def test_every_row_of_the_scales_can_be_sampled(tables, name):
     scale = tables.read_experiment(name)
     for model in scale.models:
@@ -200,8 +320,9 @@ def test_every_row_of_the_scales_can_be_sampled(tables, name):
         clock = make_clock(getattr(config, "clock", "shared"), settings.max_length)
         blocks = settings.max_length // (clock.block_size or settings.max_length)
         for evaluation in tables.wanted_evaluations(scale, settings.model_type).values():
-            usable = tables.usable_samplings(evaluation.samplings, settings)
+            usable = tables.usable_samplings(model.samplings or evaluation.samplings, settings)
             assert usable is None or usable
+            assert not model.samplings or usable == model.samplings
             assert all(int(sampling.split(":")[1]) >= blocks for sampling in usable or ())
 
 
@@ -276,8 +397,8 @@ def test_bad_scales_are_refused(tables, tmp_path, changes, message):
 
 def test_wrong_commands_say_what_is_wrong(tables, data, tmp_path, capsys):
     assert tables.main(["huge"]) == 1
-    expected = "`scale` is 'huge'; it must be a YAML file or one of paper, rocstories, rocstories-likelihood, tiny"
-    assert expected in capsys.readouterr().err
+    known = "paper, rocstories, rocstories-hours, rocstories-likelihood, straightness, tiny, tiny-figures"
+    assert f"`scale` is 'huge'; it must be a YAML file or one of {known}" in capsys.readouterr().err
     assert tables.main(["rocstories", "--output", str(tmp_path / "out")]) == 1
     assert "needs a data folder with rocstories_train.jsonl" in capsys.readouterr().err
     assert tables.main(["rocstories", "--data", str(data), "--output", str(tmp_path / "out")]) == 1

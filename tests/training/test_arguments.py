@@ -113,6 +113,11 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
             ["--cross_entropy_steps", "0", "--growth_steps", "7"],
             "`growth_steps` is 7; it needs `cross_entropy_steps` above 0",
         ),
+        (["--straightness_weight", "-1"], "`straightness_weight` is -1.0; it must be at least 0"),
+        (
+            ["--config", "rocstories-mulan", "--straightness_weight", "0.1"],
+            "`straightness_weight` is 0.1 with `model_type` 'mulan'; only 'nfdm' learns paths",
+        ),
         (["--first_largest_time", "0"], "`first_largest_time` is 0.0; it must be in (0, 1]"),
         (
             "--config rocstories-nfdm --scheduler_config prediction=tokens".split(),

@@ -156,6 +156,26 @@ def test_steps_follow_the_clocks_of_the_mixture_and_begin_with_the_next_token(da
     assert [options["next_token_weight"] for options in seen[4:]] == [0.5 * (clock == "blocks:8") for clock in drawn]
 
 
+def test_the_curvature_is_logged_in_steps_on_the_bound_and_falls_by_its_weight(data, tmp_path):
+    curvatures = {}
+    for weight in (1e-9, 10.0):
+        run = tmp_path / f"run-{weight}"
+        settings = arguments(
+            data, run, max_steps=60, batch_size=16, evaluate_every=60, checkpoint_every=60, num_samples=0,
+            straightness_weight=weight, cross_entropy_steps=1, learning_rate=1e-2, warmup_steps=0,
+            model_config={"prediction_type": "categorical"},
+        )  # fmt: skip
+        train(settings)
+        entries = [entry for entry in metrics(run) if "train/loss" in entry]
+        logged = [entry for entry in entries if "train/curvature" in entry]
+        assert len(logged) == 30 and all("train/bound" in entry for entry in logged)
+        for entry in logged:
+            total = entry["train/bound"] + weight * entry["train/curvature"]
+            assert entry["train/loss"] == pytest.approx(total, rel=1e-5)
+        curvatures[weight] = sum(entry["train/curvature"] for entry in logged[-10:])
+    assert curvatures[10.0] < 0.7 * curvatures[1e-9]
+
+
 @pytest.mark.parametrize("clock", ["blocks:8", "ramp:4"])
 def test_steps_on_the_bound_follow_the_models_own_clock_and_give_no_tokens(data, tmp_path, monkeypatch, clock):
     """Those on the cross-entropy follow the mixture, with windows or without, and some texts are known in part."""

@@ -54,6 +54,10 @@ class MovingMarginal(Marginal):
         """`f(z) = d mean/du + (d log std/du) (z - mean)`: the flow that carries the marginals."""
         return self.mean_rate + self.log_std_rate * (z - self.mean)
 
+    def velocity(self, noise: Tensor) -> Tensor:
+        """`dz/du = d mean/du + (d std/du) ε`: how `z = mean + std ε` moves with its noise held fixed."""
+        return self.mean_rate + self.std * self.log_std_rate * noise
+
     def reverse_drift(self, z: Tensor, squared_volatility: Tensor) -> Tensor:
         """`f_B(z) = f(z) - (g²/2) ∇ log q(z)`: drift of the reverse SDE `dz = f_B du + g dw̄`."""
         return self.ode_drift(z) - 0.5 * squared_volatility * self.score(z)

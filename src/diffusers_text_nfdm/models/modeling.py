@@ -216,6 +216,7 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         context_weight: float = 1.0,
         next_token_weight: float = 0.0,
         next_token_only: bool = False,
+        straightness_weight: float = 0.0,
         cross_entropy: bool = False,
         jumps: bool = False,
         attention_mask: Tensor | None = None,
@@ -235,6 +236,8 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             context_weight: weight of the context's divergence in `loss` (KL warm-up); `bound` always has it whole.
             next_token_weight: weight in `loss` of the clean stream's `-log p(x_i | x_<i)`.
             next_token_only: nothing else.
+            straightness_weight: weight in `loss` of the curvature of the forward process's paths
+                (`objective.path_curvature`). The bound is without it.
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It
                 trains no embedding and no forward process; steps of the two are mixed in training.
             jumps: instead of the bound, what jumps over the windows of the clock cost (`objective.jump_losses`).
@@ -242,7 +245,7 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         """
         input_ids = pad_rows(input_ids, self.config)
         self.check_inputs(input_ids, known, t)
-        self._check_options(cross_entropy, next_token_weight, next_token_only, jumps, known)
+        self._check_options(cross_entropy, next_token_weight, next_token_only, straightness_weight, jumps, known)
         if not is_number(context_weight):
             raise ValueError(f"`context_weight` is {context_weight!r}; it must be a number.")
         if draws is not None and not isinstance(draws, Draws):
@@ -266,9 +269,12 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             # A sum divided, not a mean, whose gradient is no expanded number: see `linear_cross_entropy`.
             output.loss = losses.sum() / len(losses)
         else:
-            terms = objective.bound(self, input_ids, times, *options)
+            terms = objective.bound(self, input_ids, times, *options, curvature=straightness_weight > 0)
             next_token = terms.next_token
             output = self._output(terms, input_ids, times, context_weight, known)
+            if terms.curvature is not None:
+                output.curvature = terms.curvature.sum(-1)
+                output.loss = output.loss + straightness_weight * terms.curvature.sum() / len(input_ids)
         if next_token is not None:
             output.next_token = next_token.sum(-1)
             output.loss = output.loss + next_token_weight * next_token.sum() / len(next_token)
@@ -337,10 +343,16 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         cross_entropy: bool,
         next_token_weight: float,
         next_token_only: bool,
+        straightness_weight: float,
         jumps: bool,
         known: Tensor | None,
     ) -> None:
         config = self.config
+        if straightness_weight and (cross_entropy or next_token_only or jumps):
+            raise ValueError(
+                f"`straightness_weight` is {straightness_weight}, but only the bound has paths to straighten, not "
+                "`cross_entropy`, `next_token_only` or `jumps`."
+            )
         if jumps and not config.jumps:
             raise ValueError("`jumps` is True, but this model has no `jumps` in its config.")
         if jumps and known is not None:

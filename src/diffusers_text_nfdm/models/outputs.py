@@ -59,6 +59,8 @@ class TextDiffusionOutput(ModelOutput):
         jump: cross-entropy of jumps, given the noise by which the clean stream draws the text, when `forward` was
             asked for it instead of the bound. No likelihood.
         next_token: `-log p(x)` of the clean stream, exact, where `forward` was asked for it.
+        curvature: how far the path from z_0 to z_1 is from a straight one, at the times `t`, where `forward` was given
+            a weight for it. No likelihood.
         t: the times, `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same.
         reconstruction_accuracy: share of tokens that `z_0` decodes to.
         embedding_norm: mean norm of the embeddings of the batch.
@@ -76,6 +78,7 @@ class TextDiffusionOutput(ModelOutput):
     cross_entropy: Tensor | None = None
     jump: Tensor | None = None
     next_token: Tensor | None = None
+    curvature: Tensor | None = None
     t: Tensor | None = None
     reconstruction_accuracy: Tensor | None = None
     embedding_norm: Tensor | None = None
@@ -83,7 +86,7 @@ class TextDiffusionOutput(ModelOutput):
 
     def non_finite_terms(self) -> str | None:
         """Which term is not finite, and at which t; `None` when all are finite."""
-        for name in (*TERMS, "cross_entropy", "jump", "next_token"):
+        for name in (*TERMS, "cross_entropy", "jump", "next_token", "curvature"):
             values = getattr(self, name)
             if values is None:
                 continue

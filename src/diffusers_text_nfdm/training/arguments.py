@@ -209,6 +209,9 @@ class TrainingArguments:
     jump_share: float = setting(
         0.5, "optimisation", "share of the steps that are on jumps, where there are jump_clocks"
     )
+    straightness_weight: float = setting(
+        0.0, "optimisation", "weight of the curvature of NFDM's paths from text to noise in steps on the bound"
+    )
     context_warmup_steps: int = setting(
         0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1"
     )
@@ -289,6 +292,7 @@ class TrainingArguments:
             "cross_entropy_steps",
             "growth_steps",
             "next_token_steps",
+            "straightness_weight",
             "context_warmup_steps",
             "min_word_count",
             "num_samples",
@@ -313,6 +317,11 @@ class TrainingArguments:
             )
         if self.next_token_steps and not self.next_token_weight:
             raise ValueError(f"`next_token_steps` is {self.next_token_steps}; it needs a `next_token_weight` above 0.")
+        if self.straightness_weight and self.model_type != NFDMConfig.model_type:
+            raise ValueError(
+                f"`straightness_weight` is {self.straightness_weight} with `model_type` {self.model_type!r}; only "
+                "'nfdm' learns paths that can be straight."
+            )
         self._check_clocks()
         self._check_condition()
         check_baseline(self)

@@ -98,7 +98,9 @@ class DiffusionFamily:
             "next_token_weight": arguments.next_token_weight if model.has_windows(clock) else 0.0,
         }
         known = None
-        if cross_entropy:
+        if not cross_entropy:
+            shared["straightness_weight"] = arguments.straightness_weight
+        else:
             shared["cross_entropy"] = True
             draws.uniforms = draws.uniforms * largest_time(arguments, step)
             if arguments.known_texts:
