@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-from memory import peak_bytes  # noqa: E402
+from memory import growth, peak_bytes  # noqa: E402
 from timing import interleaved, matrix_operations, ratios  # noqa: E402
 
 
@@ -34,7 +34,7 @@ def test_quick_run_prints_every_table_and_saves_every_number(tmp_path):
     assert record["samplers"]["quick"]["predictor"] == 1
     assert record["memory"].keys() == {"batch", "length", "vocabulary"}
     assert record["autoregressive"]["quick"].keys() == {"1", "2"}
-    assert done.stdout.count("\n|---") == 5
+    assert done.stdout.count("\n|---") == 5 and "ours grows with the power" in done.stdout
 
 
 @pytest.mark.parametrize("option", ["repeats", "threads"])
@@ -51,6 +51,12 @@ def test_peak_is_what_is_held_at_once():
         del both
 
     assert peak_bytes(work) == 4 * 7000
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_growth_is_the_power_of_the_length(power):
+    points = [{"value": value, "ours": 3.0 * value**power} for value in (256, 512, 2048)]
+    assert growth(points) == pytest.approx(power)
 
 
 def test_operations_of_a_product_are_counted():
