@@ -9,6 +9,7 @@ product of an (m, k) with a (k, n) matrix counts 2 m k n operations; all else is
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -98,12 +99,14 @@ def step_operations(config: NFDMConfig, batch_size: int) -> dict[str, int]:
     }
 
 
-def muon_operations(shapes: list[tuple[int, int]]) -> int:
-    """Operations of Newton-Schulz on matrices of these shapes: `X Xᵀ`, its square, and the product of both with X."""
+def muon_operations(shapes: list[tuple[int, int]], processes: int = 1) -> int:
+    """Operations of Newton-Schulz on matrices of these shapes, `X Xᵀ`, its square and the product of both with X, in
+    the process that has most of them: each has a share of every shape, and a matrix is not divided.
+    """
     total = 0
-    for shape in shapes:
-        rows, columns = sorted(shape)
-        total += NEWTON_SCHULZ_STEPS * (4 * rows**2 * columns + 2 * rows**3)
+    for (rows, columns), count in Counter(tuple(sorted(shape)) for shape in shapes).items():
+        share = math.ceil(count / processes)
+        total += share * NEWTON_SCHULZ_STEPS * (4 * rows**2 * columns + 2 * rows**3)
     return total
 
 
@@ -174,7 +177,7 @@ def cluster_table(device: Device = H100) -> str:
     speed = device.operations_per_second * device.share_of_peak
     rows = []
     for processes in DEVICES:
-        computing = (operations + muon_operations(shapes)) / processes / speed
+        computing = (operations / processes + muon_operations(shapes, processes)) / speed
         for sharded in (False, True):
             sending = sum(traffic(parameters, matrices, processes, sharded).values())
             rows.append(
@@ -186,14 +189,14 @@ def cluster_table(device: Device = H100) -> str:
                     f"{sending / 1e9:.1f}",
                     f"{sending / device.bytes_per_second:.2f}",
                     f"{computing:.2f}",
-                    f"{steps * computing / 86_400:.1f}",
+                    f"{steps * max(computing, sending / device.bytes_per_second) / 3600:.1f}",
                 ]
             )
     title = (
         f"{parameters / 1e9:.2f}B parameters, {TOKENS / 1e9:.0f}B tokens, {TOKENS_PER_STEP:,} a step, "
         f"{device.name} at {device.share_of_peak:.0%} of its peak"
     )
-    header = "devices,,texts each,states GB,sent GB a step,sending s,computing s a step,days".split(",")
+    header = "devices,,texts each,states GB,sent GB a step,sending s,computing s,hours".split(",")
     return markdown(title, header, rows)
 
 

@@ -57,6 +57,13 @@ def test_operations_of_muon_are_those_counted():
     assert scaling.muon_operations(scaling.matrix_shapes(config)) == matrix_operations(muon.step)
 
 
+def test_a_matrix_is_orthogonalised_by_one_process():
+    wide, square = [(4, 6), (6, 4), (4, 6)], [(5, 5)]
+    one = scaling.muon_operations(wide[:1])
+    assert scaling.muon_operations(wide) == 3 * one and scaling.muon_operations(wide, 2) == 2 * one
+    assert scaling.muon_operations(wide + square, 100) == one + scaling.muon_operations(square)
+
+
 def test_states_are_what_a_process_alone_holds():
     config = make_config("predictor")
     model = NFDMModel(config)
