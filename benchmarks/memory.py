@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,10 +14,12 @@ from sizes import make_model
 from torch.profiler import ProfilerActivity, profile
 
 
-AXES = {"batch": [4, 8, 16, 32], "length": [64, 256, 1024], "vocabulary": [10_767, 43_068]}
+AXES = {"batch": [4, 8, 16, 32], "length": [64, 256, 512, 1024, 2048], "vocabulary": [10_767, 43_068]}
 QUICK_AXES = {"batch": [1, 2], "length": [8, 16], "vocabulary": [50, 100]}
 # Of the axes that are not varied.
 BATCH_SIZES = {"length": 2, "vocabulary": 8}
+# The plain step is not measured beyond: attention held whole would need more than 5 GB at twice this length.
+LONGEST_PLAIN = 1024
 
 
 def measure(size: str, axes: dict[str, list[int]]) -> dict[str, list[dict[str, float]]]:
@@ -32,6 +35,8 @@ def _peaks(size: str, axis: str, value: int) -> dict[str, float]:
     batch_size = BATCH_SIZES.get(axis, value)
     peaks = {}
     for name, attention in (("plain", "eager"), ("ours", "sdpa")):
+        if name == "plain" and axis == "length" and value > LONGEST_PLAIN:
+            continue
         model = make_model(size, attention, **options)
         input_ids = torch.randint(model.config.vocab_size, (batch_size, model.config.max_length))
         draws = model.draw(batch_size)
@@ -44,6 +49,12 @@ def _peaks(size: str, axis: str, value: int) -> dict[str, float]:
         peaks[name] = peak_bytes(step) / 1e6
     peaks["embeddings"] = model.embeddings.weight.nbytes / 1e6
     return peaks
+
+
+def growth(points: list[dict[str, float]]) -> float:
+    """Slope of log memory against log value, ours, between the first and the last point: 1 is linear, 2 quadratic."""
+    first, last = points[0], points[-1]
+    return math.log(last["ours"] / first["ours"]) / math.log(last["value"] / first["value"])
 
 
 def peak_bytes(run: Callable[[], object]) -> int:

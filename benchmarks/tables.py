@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from memory import growth
 
-def _table(title: str, header: list[str], rows: list[list]) -> str:
+
+def markdown(title: str, header: list[str], rows: list[list]) -> str:
     lines = [f"**{title}**", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return "\n".join(lines)
@@ -22,12 +24,12 @@ def training(results: dict[str, dict]) -> str:
     peaks = ", ".join(f"{result['peak_gflops']:.0f}" for result in results.values())
     return "\n\n".join(
         [
-            _table(
+            markdown(
                 "Times as fast as the plain implementation, and share of the machine's peak",
                 ["size", *first["speedups"], *first["shares"]],
                 speedups,
             ),
-            _table("CPU seconds", ["size", *first["seconds"]], seconds),
+            markdown("CPU seconds", ["size", *first["seconds"]], seconds),
             f"Peak: {peaks} GFLOP per CPU second, the best of large matrix products.",
         ]
     )
@@ -36,20 +38,29 @@ def training(results: dict[str, dict]) -> str:
 def samplers(results: dict[str, dict]) -> str:
     names = [name for name in next(iter(results.values())) if name != "predictor"]
     rows = [[size] + [f"{result[name]:.2f}" for name in names] for size, result in results.items()]
-    return _table("One sampling step, times the predictor alone", ["size", *names], rows)
+    return markdown("One sampling step, times the predictor alone", ["size", *names], rows)
 
 
 def memory(results: dict[str, list[dict]]) -> str:
     rows = [
-        [axis, point["value"]] + [f"{point[name]:.1f}" for name in ("plain", "ours", "embeddings")]
+        [axis, point["value"]] + [_megabytes(point.get(name)) for name in ("plain", "ours", "embeddings")]
         for axis, points in results.items()
         for point in points
     ]
-    return _table(
+    table = markdown(
         "Peak memory of a training step, megabytes beyond weights and gradients",
         ["axis", "value", "plain", "ours", "the embeddings themselves"],
         rows,
     )
+    lengths = [point for point in results["length"] if point["value"] >= 256] or results["length"]
+    return (
+        f"{table}\n\nFrom length {lengths[0]['value']} to {lengths[-1]['value']} ours grows with the power "
+        f"{growth(lengths):.2f} of the length."
+    )
+
+
+def _megabytes(number: float | None) -> str:
+    return "-" if number is None else f"{number:.1f}"
 
 
 def autoregressive(results: dict[str, dict]) -> str:
@@ -59,4 +70,6 @@ def autoregressive(results: dict[str, dict]) -> str:
         for batch_size, point in result.items()
     ]
     header = list(next(iter(next(iter(results.values())).values())))
-    return _table("Sampling against an autoregressive model with a key-value cache", ["size", "batch", *header], rows)
+    return markdown(
+        "Sampling against an autoregressive model with a key-value cache", ["size", "batch", *header], rows
+    )

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-from memory import peak_bytes  # noqa: E402
+from memory import growth, peak_bytes  # noqa: E402
 from timing import interleaved, matrix_operations, ratios  # noqa: E402
 
 
@@ -32,7 +34,7 @@ def test_quick_run_prints_every_table_and_saves_every_number(tmp_path):
     assert record["samplers"]["quick"]["predictor"] == 1
     assert record["memory"].keys() == {"batch", "length", "vocabulary"}
     assert record["autoregressive"]["quick"].keys() == {"1", "2"}
-    assert done.stdout.count("\n|---") == 5
+    assert done.stdout.count("\n|---") == 5 and "ours grows with the power" in done.stdout
 
 
 @pytest.mark.parametrize("option", ["repeats", "threads"])
@@ -51,8 +53,33 @@ def test_peak_is_what_is_held_at_once():
     assert peak_bytes(work) == 4 * 7000
 
 
+@pytest.mark.parametrize("power", [1, 2])
+def test_growth_is_the_power_of_the_length(power):
+    points = [{"value": value, "ours": 3.0 * value**power} for value in (256, 512, 2048)]
+    assert growth(points) == pytest.approx(power)
+
+
 def test_operations_of_a_product_are_counted():
     assert matrix_operations(lambda: torch.randn(3, 4) @ torch.randn(4, 5)) == 2 * 3 * 4 * 5
+
+
+def test_operations_of_products_in_place_are_counted():
+    matrix, stack = torch.zeros(3, 5), torch.zeros(2, 3, 5)
+    product = 2 * 3 * 4 * 5
+    assert matrix_operations(lambda: matrix.addmm_(torch.randn(3, 4), torch.randn(4, 5))) == product
+    assert matrix_operations(lambda: stack.baddbmm_(torch.randn(2, 3, 4), torch.randn(2, 4, 5))) == 2 * product
+
+
+def test_operations_of_fused_attention_are_counted_in_both_directions():
+    batch, heads, queries, keys, size = 2, 3, 7, 5, 4
+    query = torch.randn(batch, heads, queries, size, requires_grad=True)
+    key, value = torch.randn(2, batch, heads, keys, size, requires_grad=True)
+    product = 2 * batch * heads * queries * keys * size
+    attended = []
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        forward = matrix_operations(lambda: attended.append(F.scaled_dot_product_attention(query, key, value)))
+    assert forward == 2 * product
+    assert matrix_operations(attended[0].sum().backward) == 5 * product
 
 
 def test_ratios_are_of_medians_in_turns():

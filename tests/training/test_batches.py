@@ -102,6 +102,36 @@ def test_stream_resumes_where_it_stopped_and_goes_round():
     assert sorted(np.concatenate(whole)[10:20]) == list(range(10))
 
 
+@pytest.mark.parametrize("num_shards, processes", [(1, 1), (4, 1), (4, 2), (3, 2), (2, 4)])
+def test_a_streamed_run_that_is_killed_five_times_sees_every_text_once_per_epoch(num_shards, processes):
+    """With as many shards as processes, a multiple of it, and neither: then every process reads all and keeps some."""
+    number, part_size, accumulation, checkpoint_every = 24, 1, 2, 2
+    batch_size = processes * accumulation * part_size
+    steps_per_epoch = number // batch_size
+    kills = [1, 3, steps_per_epoch, steps_per_epoch + 1, 2 * steps_per_epoch - 1]
+
+    def read(process, start_step, stop_step):
+        stream = rows(number).to_iterable_dataset(num_shards=num_shards)
+        partition = Partition(batch_size, processes, process, accumulation)
+        batches = training_batches(stream, partition, seed=0, start_step=start_step)
+        parts = islice(batches, accumulation * (stop_step - start_step))
+        return [row for part in parts for row in part[:, 0].tolist()]
+
+    epochs = [Counter(), Counter()]
+    for process in range(processes):
+        learned, step = [], 0
+        for stop in [*kills, 2 * steps_per_epoch]:
+            new, last = read(process, step, stop), step
+            # What was read behind the last checkpoint is lost with the process; the last run reaches its end.
+            step = stop if stop == 2 * steps_per_epoch else max(last, stop - stop % checkpoint_every)
+            learned += new[: accumulation * part_size * (step - last)]
+        half = len(learned) // 2
+        epochs[0].update(learned[:half])
+        epochs[1].update(learned[half:])
+        assert learned[:half] != learned[half:], "every epoch has an order of its own"
+    assert all(seen == Counter(range(number)) for seen in epochs)
+
+
 def test_stream_without_texts_is_refused():
     with pytest.raises(ValueError, match="no texts for process 1"):
         streamed(1, 2, 1, 1)

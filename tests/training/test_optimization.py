@@ -157,7 +157,6 @@ def test_moving_average_formula():
     ("distributed_type", "is_fsdp2", "mixed_precision", "reason"),
     [
         (DistributedType.DEEPSPEED, False, "no", "keeps only the last under DeepSpeed"),
-        (DistributedType.FSDP, True, "no", "FSDP shards them"),
         (DistributedType.MULTI_GPU, False, "fp16", "loss scale twice"),
     ],
 )
@@ -172,3 +171,4 @@ def test_other_combinations():
         check_combination(DistributedType.FSDP, False, "no", use_muon=False)
     for distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
         check_combination(distributed_type, False, "bf16", use_muon=True)
+    check_combination(DistributedType.FSDP, True, "bf16", use_muon=True)

@@ -97,6 +97,12 @@ def attention(query_key_value: Dual, num_heads: int) -> Dual:
     attention.
     """
     if query_key_value.rate is not None:
-        return _apply(fused_dual.Attention, query_key_value, num_heads)
+        return _attention_with_rate(query_key_value, num_heads)
     q, k, v = query_key_value.value.unflatten(-1, (3, num_heads, -1)).movedim(-3, 0).transpose(-2, -3)
     return Dual(F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2))
+
+
+# A compiler would write its loop over chunks out, chunk by chunk.
+@torch.compiler.disable
+def _attention_with_rate(query_key_value: Dual, num_heads: int) -> Dual:
+    return _apply(fused_dual.Attention, query_key_value, num_heads)

@@ -13,6 +13,7 @@ and only the last term needs more than those kernels.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,11 @@ from torch.autograd.function import once_differentiable
 
 
 aten = torch.ops.aten
+# Attention scores held at a time, as in `linear_cross_entropy.py`: on a CPU the few tensors of this size should stay
+# in cache, and a product should have as many queries as is worth a call.
+CHUNK_ELEMENTS = 2**17
+CHUNK_QUERIES = 128
+ACCELERATOR_CHUNK_ELEMENTS = 2**26
 
 
 class Gelu(torch.autograd.Function):
@@ -82,48 +88,96 @@ class Attention(torch.autograd.Function):
 
         gradient of Ṡ:  J Ġ
         gradient of S:  J (G + (Ġ - <P, Ġ>) C)
+
+    P, Ṗ and C are computed for some heads and queries at a time, and anew in the backward pass. So memory is linear in
+    the length, and what is held at a time stays in cache, which saves more time than the products cost. They are kept
+    only where all of them are a single chunk of `CHUNK_ELEMENTS`.
     """
 
     @staticmethod
     def forward(ctx, value: Tensor, rate: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
         heads, heads_rate = _split_heads(value, num_heads), _split_heads(rate, num_heads)
         scale = heads.shape[-1] ** -0.5
-        (q, k, v), (q_rate, k_rate, v_rate) = heads, heads_rate
-        q.mul_(scale)
-        q_rate.mul_(scale)
-        probabilities = torch.softmax(torch.bmm(q, k.mT), dim=-1)
-        centred = torch.baddbmm(torch.bmm(q_rate, k.mT), q, k_rate.mT)
-        centred.sub_(_dot(probabilities, centred))
-        probabilities_rate = probabilities * centred
-        output = torch.bmm(probabilities, v)
-        output_rate = torch.baddbmm(torch.bmm(probabilities_rate, v), probabilities, v_rate)
-        ctx.save_for_backward(heads, heads_rate, probabilities, probabilities_rate, centred)
+        heads[0].mul_(scale)
+        heads_rate[0].mul_(scale)
+        output, output_rate = torch.empty_like(heads[0]), torch.empty_like(heads[0])
+        for part, queries in _chunks(heads):
+            (_, _, v), (_, _, v_rate) = some, some_rate = heads[:, part], heads_rate[:, part]
+            probabilities, probabilities_rate, centred = _probabilities(some, some_rate, queries)
+            torch.bmm(probabilities, v, out=output[part, queries])
+            torch.bmm(probabilities_rate, v, out=output_rate[part, queries]).baddbmm_(probabilities, v_rate)
+        keep = len(heads[0]) * value.shape[-2] ** 2 <= CHUNK_ELEMENTS
+        ctx.save_for_backward(heads, heads_rate, *((probabilities, probabilities_rate, centred) if keep else ()))
         ctx.num_heads = num_heads
         return tuple(_merge_heads(x[None], value.shape[:-1], num_heads) for x in (output, output_rate))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, None]:
-        heads, heads_rate, probabilities, probabilities_rate, centred = ctx.saved_tensors
-        (q, k, v), (q_rate, k_rate, v_rate) = heads, heads_rate
+        heads, heads_rate, *kept = ctx.saved_tensors
         shape, num_heads = a.shape[:-1], ctx.num_heads
         (a,), (b,) = _split_heads(a, num_heads, 1), _split_heads(b, num_heads, 1)
         gradient, gradient_rate = torch.empty_like(heads), torch.empty_like(heads_rate)
-
-        torch.bmm(probabilities.mT, a, out=gradient[2]).baddbmm_(probabilities_rate.mT, b)
-        torch.bmm(probabilities.mT, b, out=gradient_rate[2])
-        of_rate = torch.bmm(b, v.mT)
-        of_value = torch.bmm(a, v.mT).baddbmm_(b, v_rate.mT)
-        of_scores_rate = _softmax_jacobian(of_rate, probabilities)
-        of_rate.sub_(_dot(probabilities, of_rate))
-        of_scores = _softmax_jacobian(of_value.addcmul_(of_rate, centred), probabilities)
-
-        scale = q.shape[-1] ** -0.5  # q and its rate are scaled already.
-        torch.bmm(of_scores, k, out=gradient[0]).baddbmm_(of_scores_rate, k_rate).mul_(scale)
-        torch.bmm(of_scores_rate, k, out=gradient_rate[0]).mul_(scale)
-        torch.bmm(of_scores.mT, q, out=gradient[1]).baddbmm_(of_scores_rate.mT, q_rate)
-        torch.bmm(of_scores_rate.mT, q, out=gradient_rate[1])
+        for part, queries in _chunks(heads):
+            some, some_rate = heads[:, part], heads_rate[:, part]
+            probabilities = kept or _probabilities(some, some_rate, queries)
+            gradients = gradient[:, part], gradient_rate[:, part]
+            _add_attention_gradients(
+                gradients, some, some_rate, queries, probabilities, a[part, queries], b[part, queries]
+            )
         return _merge_heads(gradient, shape, num_heads), _merge_heads(gradient_rate, shape, num_heads), None
+
+
+def _chunks(heads: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Which heads and which of their queries are taken together; queries of the same heads in their order."""
+    _, count, length, _ = heads.shape
+    elements = CHUNK_ELEMENTS if heads.device.type == "cpu" else ACCELERATOR_CHUNK_ELEMENTS
+    queries = min(length, max(CHUNK_QUERIES, elements // (count * length)))
+    together = max(1, elements // (queries * length))
+    for head in range(0, count, together):
+        for query in range(0, length, queries):
+            yield slice(head, head + together), slice(query, query + queries)
+
+
+def _probabilities(heads: Tensor, heads_rate: Tensor, queries: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """P, Ṗ and C of some queries, `(heads, queries, keys)` each."""
+    (q, k, _), (q_rate, k_rate, _) = heads, heads_rate
+    q, q_rate = q[:, queries], q_rate[:, queries]
+    probabilities = torch.softmax(torch.bmm(q, k.mT), dim=-1)
+    centred = torch.bmm(q_rate, k.mT).baddbmm_(q, k_rate.mT)
+    centred.sub_(_dot(probabilities, centred))
+    return probabilities, probabilities * centred, centred
+
+
+def _add_attention_gradients(
+    gradients: tuple[Tensor, Tensor],
+    heads: Tensor,
+    heads_rate: Tensor,
+    queries: slice,
+    probabilities: tuple[Tensor, Tensor, Tensor],
+    a: Tensor,
+    b: Tensor,
+) -> None:
+    """Write the gradients of some queries, and add those of keys and values to what earlier queries gave."""
+    (q, k, v), (q_rate, k_rate, v_rate) = heads, heads_rate
+    q, q_rate = q[:, queries], q_rate[:, queries]
+    gradient, gradient_rate = gradients
+    probabilities, probabilities_rate, centred = probabilities
+    earlier = 1 if queries.start else 0  # With 0, what stands in new memory is not read.
+
+    gradient[2].baddbmm_(probabilities.mT, a, beta=earlier).baddbmm_(probabilities_rate.mT, b)
+    gradient_rate[2].baddbmm_(probabilities.mT, b, beta=earlier)
+    of_rate = torch.bmm(b, v.mT)
+    of_value = torch.bmm(a, v.mT).baddbmm_(b, v_rate.mT)
+    of_scores_rate = _softmax_jacobian(of_rate, probabilities)
+    of_rate.sub_(_dot(probabilities, of_rate))
+    of_scores = _softmax_jacobian(of_value.addcmul_(of_rate, centred), probabilities)
+
+    scale = q.shape[-1] ** -0.5  # q and its rate are scaled already.
+    torch.bmm(of_scores, k, out=gradient[0, :, queries]).baddbmm_(of_scores_rate, k_rate).mul_(scale)
+    torch.bmm(of_scores_rate, k, out=gradient_rate[0, :, queries]).mul_(scale)
+    gradient[1].baddbmm_(of_scores.mT, q, beta=earlier).baddbmm_(of_scores_rate.mT, q_rate)
+    gradient_rate[1].baddbmm_(of_scores_rate.mT, q, beta=earlier)
 
 
 def _softmax_jacobian(vector: Tensor, probabilities: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -36,8 +37,13 @@ def time_sampler_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if name.startswith("time_sampler.")}
 
 
-def build_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torch.optim.Optimizer]:
-    """Adam for everything, or Muon for the trunks' matrices and Adam for the rest. No weight decay."""
+def build_optimizers(
+    model: nn.Module, arguments: TrainingArguments, process_group: dist.ProcessGroup | None = None
+) -> list[torch.optim.Optimizer]:
+    """Adam for everything, or Muon for the trunks' matrices and Adam for the rest. No weight decay.
+
+    The processes of `process_group`, which train the same model, share the work of Muon.
+    """
     # Logarithms of loss terms, of order one to ten, which Adam moves by its learning rate a step.
     apart = {"time_sampler.": arguments.time_sampler_learning_rate}
     if arguments.forward_learning_rate is not None:
@@ -59,14 +65,14 @@ def build_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[tor
         torch.optim.Adam(groups, lr=arguments.learning_rate, betas=(0.9, arguments.adam_beta2), foreach=True)
     ]
     if matrices:
-        optimizers.append(
-            Muon(
-                _by_layout(model, matrices),
-                lr=arguments.muon_learning_rate,
-                momentum=arguments.muon_momentum,
-                weight_decay=0.0,
-            )
+        muon = Muon(
+            _by_layout(model, matrices),
+            lr=arguments.muon_learning_rate,
+            momentum=arguments.muon_momentum,
+            weight_decay=0.0,
         )
+        muon.process_group = process_group
+        optimizers.append(muon)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["base_lr"] = group["lr"]
@@ -96,10 +102,6 @@ def check_combination(distributed_type: DistributedType, is_fsdp2: bool, mixed_p
             "`use_muon` needs two optimizers, of which Accelerate keeps only the last under DeepSpeed. Train with "
             "DDP, or with "
             "`--no-use_muon`."
-        )
-    if distributed_type == DistributedType.FSDP:
-        raise ValueError(
-            "`use_muon` needs whole matrices, but FSDP shards them. Train with DDP, or with `--no-use_muon`."
         )
     if mixed_precision == "fp16":
         raise ValueError(

@@ -164,7 +164,7 @@ class Trainer:
         self.released: PreTrainedModel = copy.deepcopy(model).requires_grad_(False).eval().to(accelerator.device)
         if arguments.compile:
             compile_layers(model)
-        optimizers = build_optimizers(model, arguments)
+        optimizers = build_optimizers(model, arguments, torch.distributed.group.WORLD)
         self.wrapped, *self.optimizers = accelerator.prepare(model, *optimizers)
         self.model: PreTrainedModel = accelerator.unwrap_model(self.wrapped)
         self.ema = ExponentialMovingAverage(self.model, arguments.ema_decay)
