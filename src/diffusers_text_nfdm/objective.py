@@ -26,6 +26,7 @@ from .networks.two_stream_predictor import Places
 if TYPE_CHECKING:
     from .models import Draws, TextDiffusionModel
 
+
 @dataclass
 class BoundTerms:
     """Terms of the bound, `(batch, seq)` but for the context's, `(batch,)`; zero for known tokens.

@@ -18,7 +18,7 @@ from tiny import (
     seeded,
 )
 
-from diffusers_text_nfdm import MarkovChainScheduler, ReverseODEScheduler, estimate_likelihood, objective
+from diffusers_text_nfdm import MarkovChainScheduler, ReverseODEScheduler, estimate_likelihood
 
 
 LENGTH, BLOCK, TEXTS = 6, 2, 3

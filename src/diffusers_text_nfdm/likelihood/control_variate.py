@@ -5,9 +5,9 @@ Of a token with the prior `π = p(x_i | x_<i)` of the clean stream, seen through
 
     E ∫ ½ (-dSNR/dt) ||E - Ê||² dt = E[-log P(x_i | z_1)] - E[-log P(x_i | z_0)].
 
-The difference of the two sides, at the times and the noise at which the bound is estimated, has the mean zero for every
-text. It is large where the bound's own term is large, because noise hides the token, and is subtracted from it. What is
-left is what the bound costs beyond the clean stream.
+The difference of the two sides, at the times and the noise at which the bound is estimated, has the mean zero for
+every text. It is large where the bound's own term is large, because noise hides the token, and is subtracted from it.
+What is left is what the bound costs beyond the clean stream.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 
 An option `clock` is the clock that the texts follow: `star:64:clock=blocks:8:min_p=0.02`, and `confidence_threshold`
 ends texts that are decided: `star:64:clock=shared:confidence_threshold=0.9`.
-Options of `ancestral` and `masked` are those of a call of their pipeline: `masked:64:remasking=confidence:block_size=8`.
+Options of `ancestral` and `masked` are those of a call of their pipeline:
+`masked:64:remasking=confidence:block_size=8`.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class Sampling:
         for option in self.config:
             if option not in allowed:
                 raise ValueError(
-                    f"The `config` of the sampling {self.name!r} has the option {option!r}; {self.scheduler or ANCESTRAL} has "
-                    f"{', '.join(allowed)}."
+                    f"The `config` of the sampling {self.name!r} has the option {option!r}; "
+                    f"{self.scheduler or ANCESTRAL} has {', '.join(allowed)}."
                 )
         if self.kind == DIFFUSION:
             self.build()
