@@ -63,7 +63,7 @@ def finished_line(results: dict) -> str:
     """Which rows are there, and how far the others are; nothing where all are."""
     if not results["unfinished"]:
         return ""
-    finished = ", ".join(model["name"] for model in results["models"])
+    finished = "; ".join(model["name"] for model in results["models"])
     missing = "; ".join(f"{name}: {state}" for name, state in results["unfinished"].items())
     return f"**Finished: {finished}. Not finished: {missing}.** Rows that are not finished have no figures below."
 
