@@ -62,7 +62,7 @@ def test_a_pipeline_with_it_is_saved_loaded_and_prompted(tmp_path):
     [
         ({"texts": [], "vocab_size": 300}, "texts is empty"),
         ({"texts": "a text", "vocab_size": 300}, "texts is a str"),
-        ({"texts": ["a", 3], "vocab_size": 300}, r"texts\[1\] is a int"),
+        ({"texts": ["a", 3], "vocab_size": 300}, r"`texts\[1\]` is a int"),
         (
             {"texts": ["a"], "vocab_size": 259},
             "vocab_size is 259, but the bytes and the special tokens need",

@@ -319,7 +319,7 @@ def test_model_is_left_in_the_mode_it_was_in(training):
         ({"num_chars": [4, 0]}, r"`num_chars` .* values \[4.0, 0.0\]"),
         ({"num_draws": 3}, "`num_draws` is 3; it must be an even number of at least 2"),
         ({"num_draws": 0}, "`num_draws` is 0"),
-        ({"batch_size": 0}, "`batch_size` is 0; it must be at least 1"),
+        ({"batch_size": 0}, "`batch_size` is 0; it must be an integer of at least 1"),
         (
             {"time_sampler": "stratified"},
             "`time_sampler` is 'stratified'; it must be one of 'pilot', 'learned'",

@@ -125,7 +125,7 @@ def test_importance_weighted_bound_does_not_depend_on_how_many_texts_go_at_once(
 
 @pytest.mark.parametrize("option", ["num_draws", "num_steps", "batch_size"])
 def test_importance_weighted_bound_refuses_a_number_below_one(option):
-    with pytest.raises(ValueError, match=f"`{option}` is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match=f"`{option}` is 0; it must be an integer of at least 1"):
         importance_weighted_bound(make_model("diffusion-lm"), make_ids(2), **{option: 0})
 
 

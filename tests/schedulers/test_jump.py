@@ -138,7 +138,8 @@ def test_a_limited_number_of_calls_draws_all_tokens_up_to_its_fronts(verified, m
     expected = call_by_call(verified, token_noise(z), fronts)
     assert torch.equal(output.sequences, expected) and (output.calls <= most).all()
     whole = token_by_token(verified, token_noise(z), min_p=0.05)
-    assert most == 1 or (output.sequences != whole).any()
+    # Four calls are enough for these texts.
+    assert (output.sequences != whole).any() == (most < 4)
 
 
 def test_tokens_are_verified_up_to_the_first_that_is_drawn_otherwise():

@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from diffusers_text_nfdm.training import run_lock
 from diffusers_text_nfdm.training.run_lock import LOCK_FILE, RunLock, check_free, content, take
 
 
-# The module alone: the package takes long to import on a busy machine.
 HOLD = """
-import multiprocessing, runpy, sys, time
+import multiprocessing, sys, time
 from pathlib import Path
 
-lock = runpy.run_path(sys.argv[1])["take"](Path(sys.argv[2]), {})
+from diffusers_text_nfdm.training.run_lock import take
+
+lock = take(Path(sys.argv[1]), {})
 # A worker that does not notice the end of its parent.
 multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)).start()
 print("held", flush=True)
@@ -36,7 +36,7 @@ def test_a_lock_has_one_holder_and_names_it(tmp_path):
 
 def test_a_lock_does_not_outlive_a_killed_owner_even_where_its_workers_do(tmp_path):
     owner = subprocess.Popen(
-        [sys.executable, "-c", HOLD, run_lock.__file__, str(tmp_path)], stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, start_new_session=True
     )
     try:
         assert owner.stdout.readline() == b"held\n"
