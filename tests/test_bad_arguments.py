@@ -72,6 +72,8 @@ CALLS = {
     "a token id in a config": (lambda: make_config("nfdm", bos_token_id=99), "`bos_token_id` is 99"),
     "slots in a config": (lambda: make_config("nfdm", copied_slots=b"x"), "`copied_slots` is"),
     "dropout in a config": (lambda: make_config("mulan", condition_dropout=2.0), "`condition_dropout` is 2.0"),
+    "activation in a config": (lambda: make_config("nfdm", hidden_act=None), "`hidden_act` is None"),
+    "epsilon in a config": (lambda: make_config("nfdm", layer_norm_eps={"a": 1}), "`layer_norm_eps` is {'a': 1}"),
     "format in a config": (lambda: make_config("nfdm", checkpoint_format=None), "`checkpoint_format` is None"),
     "length of a clock": (lambda: make_clock("shared", None), "`length` is None"),
     "draws of the language": (lambda: metrics.story_language(TEXTS, num_draws=None), "`num_draws` is None"),

@@ -260,6 +260,13 @@ def test_a_missing_file_is_named(name, copy):
         NFDMTextPipeline.from_pretrained(copy)
 
 
+def test_a_pipeline_that_was_loaded_is_saved_as_before(folder, tmp_path):
+    """No folder of the machine that it was loaded from is written down."""
+    load(folder).save_pretrained(tmp_path / "again")
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        assert (tmp_path / "again" / path.relative_to(folder)).read_bytes() == path.read_bytes(), path.name
+
+
 def test_a_component_that_is_given_needs_no_file(copy):
     (copy / "scheduler" / "scheduler_config.json").unlink()
     with pytest.raises(OSError, match="scheduler_config.json' is missing"):

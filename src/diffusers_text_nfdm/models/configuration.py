@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 
 from ..checks import check_integers, check_one_of, check_positive, is_number
 from ..clocks import make_clock
@@ -127,6 +128,12 @@ class TextDiffusionConfig(PreTrainedConfig):
         check_condition_length(self.condition_length, self.max_length)
         if not is_number(self.condition_dropout) or not 0 <= self.condition_dropout < 1:
             raise ValueError(f"`condition_dropout` is {self.condition_dropout!r}; it must be in [0, 1).")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            value = getattr(self, name)
+            if not is_number(value) or not 0 <= value <= 1:
+                raise ValueError(f"`{name}` is {value!r}; it must be in [0, 1].")
+        check_positive(layer_norm_eps=self.layer_norm_eps, initializer_range=self.initializer_range)
+        check_one_of("hidden_act", self.hidden_act, ACT2FN)
         for name in ("copied_slots", "trained_clocks"):
             if not isinstance(getattr(self, name), list | None):
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be a list.")

@@ -24,8 +24,9 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
-from ..files import file_digest, git_digest
+from ..files import file_digest, git_digest, write_file
 from ..model_card import write_model_card
+from ..tokenization import forget_origin
 
 
 PACKAGE = __name__.split(".")[0]
@@ -243,7 +244,12 @@ class HubCheckpointMixin:
         if push_to_hub:
             private = hub_arguments.pop("private", None)
             repo_id = create_repository(repo_id or folder.resolve().name, private, hub_arguments.get("token"))
+        forget_origin(self.tokenizer)
         super().save_pretrained(str(folder), **kwargs)
+        # diffusers notes where a pipeline was loaded from, which may be a folder of this machine.
+        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+        index.pop("_name_or_path", None)
+        write_file(folder / "model_index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
         write_model_card(self, folder, repo=repo_id)
         if push_to_hub:
             upload_pipeline(folder, repo_id, **hub_arguments)
