@@ -82,13 +82,14 @@ def read_run(name: str, folder: Path) -> dict | None:
     return {"name": name, "seconds": cpu_seconds(folder / name), **summary}
 
 
-def page(runs: dict[str, dict | None], command: str) -> str:
+def page(runs: dict[str, dict | None], command: str, picture: str | None) -> str:
     """A table of all runs, and below it one of their samplings."""
     lines = [
         "# Study",
         "",
-        f"Made by `{command}`. Nats are of the validation texts: a bound, or exact for the autoregressive model; "
-        "beside them, times the entropy of the grammar. CPU seconds are those of the steps.",
+        f"Made by `{command}`, which goes on where it stopped. Nats are of the validation texts: a bound,",
+        "or exact for the autoregressive model; beside them, times the entropy of the grammar. CPU seconds are those of",
+        "the steps, all threads together.",
         "",
         "| run | parameters | steps | CPU seconds | nats | times the truth |",
         "|---|---|---|---|---|---|",
@@ -119,6 +120,8 @@ def page(runs: dict[str, dict | None], command: str) -> str:
                 f"| {name} | `{row['sampling']}` | {row['calls']:.1f} | {row['most_calls']} | {row['validity']:.1%} | "
                 f"{choices} | {nats} |"
             )
+    if picture is not None:
+        lines += ["", f"![Valid stories against calls]({picture})"]
     return "\n".join(lines) + "\n"
 
 
@@ -140,13 +143,14 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     runs = {name: read_run(name, args.runs) for name in plan}
-    text = page(runs, "python evaluation/study.py")
+    picture = None if args.output is None else args.output.with_suffix(".png")
+    text = page(runs, "python evaluation/study.py", None if picture is None else picture.name)
     print(text)
     if args.output is not None:
         from diffusers_text_nfdm.plots.frontier import plot_study
 
         write_file(args.output.with_suffix(".md"), text)
-        plot_study([run for run in runs.values() if run]).savefig(args.output.with_suffix(".png"), dpi=130)
+        plot_study([run for run in runs.values() if run]).savefig(picture, dpi=130)
 
 
 if __name__ == "__main__":
