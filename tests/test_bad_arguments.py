@@ -49,6 +49,9 @@ CALLS = {
     "input_ids of a model": (lambda: MODEL(3), "`input_ids` is a int"),
     "draws": (lambda: MODEL(make_ids(2), draws="x"), "`draws` is a str"),
     "context_weight": (lambda: MODEL(make_ids(2), context_weight="x"), "`context_weight` is 'x'"),
+    "next_token_weight": (lambda: MODEL(make_ids(2), next_token_weight=None), "`next_token_weight` is None"),
+    "max_gap_length": (lambda: sample(max_gap_length=0.5), "`max_gap_length` is 0.5"),
+    "max_gap_length of masks": (lambda: tiny_masked.make_pipeline()(max_gap_length=0.5), "`max_gap_length` is 0.5"),
     "t": (lambda: MODEL(make_ids(2), t=0.5), "`t` is a float"),
     "draws of masks": (lambda: tiny_masked.make_masked()(tiny_masked.TEXTS[:2], draws="x"), "`draws` is a str"),
     "weight of masks": (

@@ -9,7 +9,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..checks import check_one_of, is_number
+from ..checks import check_integers, check_one_of, is_number
 from ..models import evaluation_mode
 from ..models.token_choice import check_cuts, draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
@@ -92,6 +92,7 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
                 "batch_size": batch_size, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
             }  # fmt: skip
             return write_prompts(self, prompt, condition, num_samples, generator, lengths, options)
+        check_integers(1, max_gap_length=max_gap_length)
         if gen_length is not None:
             raise ValueError("`gen_length` needs a `prompt`, which it continues.")
         if num_samples is None:

@@ -245,9 +245,15 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         """
         input_ids = pad_rows(input_ids, self.config)
         self.check_inputs(input_ids, known, t)
+        weights = {
+            "context_weight": context_weight,
+            "next_token_weight": next_token_weight,
+            "straightness_weight": straightness_weight,
+        }
+        for name, weight in weights.items():
+            if not is_number(weight):
+                raise ValueError(f"`{name}` is {weight!r}; it must be a number.")
         self._check_options(cross_entropy, next_token_weight, next_token_only, straightness_weight, jumps, known)
-        if not is_number(context_weight):
-            raise ValueError(f"`context_weight` is {context_weight!r}; it must be a number.")
         if draws is not None and not isinstance(draws, Draws):
             raise ValueError(f"`draws` is a {type(draws).__name__}; it must be `Draws`, as `draw` makes them.")
         known = with_condition(known, input_ids, self.config.condition_length)

@@ -11,6 +11,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..checks import check_integers
 from ..clocks import BatchClock, Clock
 from ..models import Prediction, TextDiffusionModel, evaluation_mode
 from ..models.token_choice import draw_tokens, draw_uniforms
@@ -181,6 +182,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             else:
                 output = part._fill(input_ids, known, generator, options)
             return output if return_dict else output.to_tuple()
+        check_integers(1, max_gap_length=max_gap_length)
         if gen_length is not None:
             raise ValueError("`gen_length` needs a `prompt`, which it continues.")
         given = next((x for x in (latents, input_ids) if x is not None), None)
