@@ -8,7 +8,7 @@ from pathlib import Path
 import autoregressive
 import memory
 import sampler_steps
-import tables
+import result_tables
 import torch
 import training_steps
 from transformers.utils import logging
@@ -58,18 +58,18 @@ def main() -> None:
             print(f"\nWithout a column for compiled blocks: there is no {missing}.")
         compiled = missing is None and not arguments.quick
         result = {size: training_steps.measure(size, repeats, compiled) for size in sizes}
-        finish("training", result, tables.training(result))
+        finish("training", result, result_tables.training(result))
     if "samplers" in arguments.parts:
         result = {size: sampler_steps.measure(size, 2 * repeats) for size in sizes}
-        finish("samplers", result, tables.samplers(result))
+        finish("samplers", result, result_tables.samplers(result))
     if "memory" in arguments.parts:
         result = memory.measure(sizes[0], memory.QUICK_AXES if arguments.quick else memory.AXES)
-        finish("memory", result, tables.memory(result))
+        finish("memory", result, result_tables.memory(result))
     if "autoregressive" in arguments.parts:
         # One turn: a batch of texts takes ten seconds at the largest size, and the figures are far apart.
         batch_sizes = [1, 2] if arguments.quick else [1, 16, 64]
         result = {size: autoregressive.measure(size, batch_sizes, 1) for size in sizes}
-        finish("autoregressive", result, tables.autoregressive(result))
+        finish("autoregressive", result, result_tables.autoregressive(result))
     print(f"\nSaved to {arguments.output}.")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from sizes import SIZES
-from tables import markdown
+from result_tables import markdown
 
 from diffusers_text_nfdm import NFDMConfig, NFDMModel
 from diffusers_text_nfdm.networks import fused_dual
