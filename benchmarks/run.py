@@ -7,8 +7,8 @@ from pathlib import Path
 
 import autoregressive
 import memory
-import sampler_steps
 import result_tables
+import sampler_steps
 import torch
 import training_steps
 from transformers.utils import logging

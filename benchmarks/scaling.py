@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
-from sizes import SIZES
 from result_tables import markdown
+from sizes import SIZES
 
 from diffusers_text_nfdm import NFDMConfig, NFDMModel
 from diffusers_text_nfdm.networks import fused_dual
