@@ -186,11 +186,14 @@ def test_the_recipe_has_the_trunk_the_optimizers_and_the_budget_of_ours():
     for name in ("max_steps", "decay_steps"):
         assert getattr(masked, name) / getattr(ours, name) == pytest.approx(1.1, rel=0.02)
     trunk = (
-        "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
-        "attention_probs_dropout_prob"
+        "hidden_size num_hidden_layers num_attention_heads hidden_act hidden_dropout_prob attention_probs_dropout_prob"
     ).split()
     assert all(masked.model_config[name] == ours.model_config[name] for name in trunk)
-    assert count_parameters(CONFIGS["masked"](vocab_size=494, **masked.model_config)) > 900_000
+    sizes = (
+        count_parameters(CONFIGS[kind](vocab_size=494, max_length=64, **settings.model_config))
+        for kind, settings in (("masked", masked), ("nfdm", ours))
+    )
+    assert next(sizes) == pytest.approx(next(sizes), rel=0.01)
 
 
 @pytest.mark.parametrize(
