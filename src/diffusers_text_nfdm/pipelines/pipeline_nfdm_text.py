@@ -127,7 +127,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 probable one is taken: by the clean stream, which is exact, or else by the bound.
             guidance_scale: w of `w logits + (1 - w) logits of a weaker model`; above 1 conditions are obeyed more, at
                 the cost of variety. Every call is then two.
-            guidance_model: the weaker model, such as an earlier checkpoint; by default the same without condition.
+            guidance_model: the weaker model, an earlier checkpoint of the same run, whose latents mean the same; by
+                default the model without condition.
             input_ids, known: token ids `(num_samples, max_length)` and which of them are given; the others are
                 written, and those that are known come back as they are.
             batch_size: texts made at a time. A sample does not depend on it.
