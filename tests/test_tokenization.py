@@ -146,9 +146,9 @@ def test_time_is_linear_in_the_length_of_a_chunk(unit):
 
 @pytest.mark.parametrize("run", ["a" + ")" * 2000 + "b", "a" + "." * 2000 + "b", ".'" * 1000 + "a", "!" * 2000])
 def test_long_runs_of_punctuation_take_no_exponential_time(run):
-    begin = time.perf_counter()
+    begin = time.process_time()
     split(run)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 WORDS = st.sampled_from("Dan Sue dog the bike was happy mother-in-law 3 10:30 o'clock Mr. U.S. ran home".split())
