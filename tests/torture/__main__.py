@@ -8,6 +8,7 @@ import logging
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -61,7 +62,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def one_kind(kind: str, campaign: Campaign) -> Tally:
     started = time.monotonic()
-    tally = importlib.import_module(f".{kind}", __package__).run(campaign)
+    try:
+        tally = importlib.import_module(f".{kind}", __package__).run(campaign)
+    except Exception:
+        # The other kinds have their turn, and the table is printed.
+        tally = Tally(kind)
+        tally.fail("obscure", "the campaign itself", traceback.format_exc())
     tally.seconds = time.monotonic() - started
     return tally
 

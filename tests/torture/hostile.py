@@ -115,7 +115,7 @@ def _attempt(campaign: Campaign, owned: Path, action: Callable[[], object]) -> t
             return 1
         return 0
 
-    ended = Child(inside, campaign.folder / "log.txt").wait(60)
+    ended = Child(inside, campaign.folder / "log.txt").wait()
     if owned.exists():
         owned.rmdir()
         return "silent", "it ran code"
