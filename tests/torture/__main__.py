@@ -22,13 +22,13 @@ from .tally import Campaign, Tally, report
 
 # Kinds and their share of the time.
 KINDS = {
-    "kills": 0.4,
+    "kills": 0.38,
     "full_disk": 0.06,
     "damaged": 0.1,
-    "hostile": 0.06,
-    "hub": 0.12,
-    "fuzz": 0.18,
-    "threads": 0.05,
+    "hostile": 0.08,
+    "hub": 0.1,
+    "fuzz": 0.15,
+    "threads": 0.1,
     "memory": 0.03,
 }
 SECONDS = 1000
