@@ -53,6 +53,8 @@ class Child:
 
     def __init__(self, action: Callable[[], object], log: Path):
         self.log, self.ended = log, None
+        # It is there even if the child never gets to open it.
+        log.touch()
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
