@@ -22,10 +22,10 @@ from .tally import Campaign, Tally, report
 
 # Kinds and their share of the time.
 KINDS = {
-    "kills": 0.38,
-    "full_disk": 0.06,
+    "kills": 0.36,
+    "full_disk": 0.05,
     "damaged": 0.1,
-    "hostile": 0.08,
+    "hostile": 0.11,
     "hub": 0.1,
     "fuzz": 0.15,
     "threads": 0.1,
