@@ -20,7 +20,7 @@ import transformers
 from .tally import Campaign, Tally, report
 
 
-# Kinds and their share of the time.
+# Kinds and their share of the time. Each has a least amount of work; hostile and threads have no more than that.
 KINDS = {
     "kills": 0.36,
     "full_disk": 0.05,
