@@ -17,6 +17,14 @@ SCALES = Path(__file__).parent / "scales"
 BUDGETS = ("steps", "cpu_seconds")
 
 
+def _check_kinds(part: ModelRun | Experiment, **kinds: Any) -> None:
+    """Raise a ValueError for a field that is of another kind."""
+    for name, kind in kinds.items():
+        value = getattr(part, name)
+        if not isinstance(value, kind):
+            raise ValueError(f"`{name}` is {value!r}; it must be of type {getattr(kind, '__name__', kind)}.")
+
+
 @dataclass(frozen=True)
 class ModelRun:
     """One row of the tables.
@@ -38,6 +46,7 @@ class ModelRun:
     samplings: list[str] = field(default_factory=list)
 
     def __post_init__(self):
+        _check_kinds(self, name=str, config=str, settings=dict, model_config=dict, samplings=list)
         for sampling in self.samplings:
             Sampling.parse(sampling)
 
@@ -99,6 +108,7 @@ class Experiment:
     files: dict[str, str] | None = None
 
     def __post_init__(self):
+        _check_kinds(self, threads=int, budget=dict, settings=dict, files=dict | None)
         if len(self.budget) != 1 or next(iter(self.budget)) not in BUDGETS or not next(iter(self.budget.values())) > 0:
             raise ValueError(
                 f"`budget` is {self.budget!r}; it must be one of {', '.join(BUDGETS)} with a number above 0."
@@ -142,12 +152,12 @@ def read_experiment(name_or_path: str) -> Experiment:
     """The experiment of a scale, by name, or from a YAML file; one that is `based_on` another has all that it does not
     say from there.
     """
-    values, name = _read_values(name_or_path)
     try:
+        values, name = _read_values(name_or_path)
         models = [ModelRun(**model) for model in values.pop("models")]
         evaluations = {name: Evaluation(**options) for name, options in values.pop("evaluations").items()}
         return Experiment(name=name, models=models, evaluations=evaluations, **values)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"The scale {name_or_path} has a missing or unknown entry: {error}.") from error
 
 

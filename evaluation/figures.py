@@ -23,7 +23,7 @@ from figure_claims import claims_table
 from torch import Tensor
 
 from diffusers_text_nfdm.data import load_text_dataset, prepare_dataset
-from diffusers_text_nfdm.files import write_file
+from diffusers_text_nfdm.files import output_folder, write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
 from diffusers_text_nfdm.metrics.sampling import DIFFUSION, Sampling
 from diffusers_text_nfdm.pipelines import NFDMTextPipeline
@@ -95,7 +95,7 @@ def draw(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoints", nargs="+", help="folders of pipelines, or output folders of tables.py")
-    parser.add_argument("--output", type=Path, default=Path("figures"), help="(default: figures)")
+    parser.add_argument("--output", type=output_folder, default="figures", help="(default: figures)")
     parser.add_argument("--dataset", default="stories", help="as in evaluate_nfdm.py (default: stories)")
     parser.add_argument("--num_texts", type=int, default=64, help="validation texts (default: 64)")
     parser.add_argument("--sampling", default="star:64", help="of the trajectories (default: star:64)")

@@ -77,6 +77,11 @@ CALLS = {
     "dropout in a config": (lambda: make_config("mulan", condition_dropout=2.0), "`condition_dropout` is 2.0"),
     "activation in a config": (lambda: make_config("nfdm", hidden_act=None), "`hidden_act` is None"),
     "epsilon in a config": (lambda: make_config("nfdm", layer_norm_eps={"a": 1}), "`layer_norm_eps` is {'a': 1}"),
+    "a decoder in a config": (lambda: make_config("nfdm", is_decoder=True), "`is_decoder` is True; it must be False"),
+    "attention in a config": (
+        lambda: make_config("nfdm", add_cross_attention=None),
+        "`add_cross_attention` is None; it must be False",
+    ),
     "format in a config": (lambda: make_config("nfdm", checkpoint_format=None), "`checkpoint_format` is None"),
     "length of a clock": (lambda: make_clock("shared", None), "`length` is None"),
     "draws of the language": (lambda: metrics.story_language(TEXTS, num_draws=None), "`num_draws` is None"),

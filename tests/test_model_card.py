@@ -1,6 +1,7 @@
 """The model card that travels with a checkpoint."""
 
 import re
+from pathlib import Path
 
 import pytest
 from hub_server import card_metadata
@@ -8,7 +9,14 @@ from huggingface_hub import ModelCard
 from tiny import MODELS, make_config, make_pipeline
 
 from diffusers_text_nfdm import ReverseODEScheduler
-from diffusers_text_nfdm.model_card import UNKNOWN, update_model_index, variant_name, write_model_card
+from diffusers_text_nfdm.model_card import (
+    TEMPLATE,
+    UNKNOWN,
+    _code,
+    update_model_index,
+    variant_name,
+    write_model_card,
+)
 
 
 NAMES = {
@@ -97,6 +105,19 @@ def test_what_is_recorded_stays_text(tmp_path):
     metadata = ModelCard(card).data
     assert (metadata.license, metadata.language) == ("apache-2.0", "en")
     assert "- `model_config`: `{'predictor': 'two_stream'}`" in body
+
+
+CARDS = sorted((Path(__file__).parents[1] / "model_cards").glob("*.md"))
+
+
+@pytest.mark.parametrize("card", CARDS, ids=[path.stem for path in CARDS])
+def test_the_cards_of_the_baselines_are_as_the_code_writes_them(card):
+    text = card.read_text(encoding="utf-8")
+    recipe = text.split("## Recipe\n\n")[1].split("\n\n## Results")[0]
+    for line in recipe.splitlines():
+        key, value = re.fullmatch("- `(\\w+)`: (.*)", line).groups()
+        assert value == _code(value.strip("`").strip()), key
+    assert text.endswith(TEMPLATE.read_text(encoding="utf-8").split("${likelihood}")[1]) and "/work" not in text
 
 
 def test_a_card_is_replaced_only_by_one_that_records_more(tmp_path):

@@ -132,8 +132,9 @@ def test_splitting_agrees_with_its_offsets(text):
     assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:]))
 
 
+@pytest.mark.parametrize("longest", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("unit", ["'s", ":)", "a.", "1+", "$", "I'm", "A.", "a@b."])
-def test_time_is_linear_in_the_length_of_a_chunk(unit):
+def test_time_is_linear_in_the_length_of_a_chunk(unit, longest):
     """Four times the text takes sixteen times as long where the time is quadratic."""
 
     def seconds(length):
@@ -141,14 +142,14 @@ def test_time_is_linear_in_the_length_of_a_chunk(unit):
         split((unit * length)[:length])
         return time.process_time() - begin
 
-    assert seconds(100_000) < 8 * seconds(25_000) + 0.2
+    assert seconds(longest) < 8 * seconds(longest // 4) + 0.2
 
 
 @pytest.mark.parametrize("run", ["a" + ")" * 2000 + "b", "a" + "." * 2000 + "b", ".'" * 1000 + "a", "!" * 2000])
 def test_long_runs_of_punctuation_take_no_exponential_time(run):
-    begin = time.perf_counter()
+    begin = time.process_time()
     split(run)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 WORDS = st.sampled_from("Dan Sue dog the bike was happy mother-in-law 3 10:30 o'clock Mr. U.S. ran home".split())

@@ -15,17 +15,25 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 
+class WriteError(OSError):
+    """A write that failed, with the reason apart, which stays when an outer target is named."""
+
+    def __init__(self, target: Path, reason: str, advice: str = ""):
+        super().__init__(f"Could not write {target}: {reason}.{advice}")
+        self.reason = reason
+
+
 @contextmanager
 def writing(target: Path, advice: str = "") -> Iterator[None]:
-    """Make of a write that fails an OSError that names its target, and says where the disk is full."""
+    """Make of a write that fails a WriteError that names its target, and says where the disk is full."""
     try:
         yield
     except Exception as error:
         # PyTorch and safetensors report it by exceptions of their own, tokenizers by a bare one.
         if not isinstance(error, (OSError, RuntimeError, SafetensorError)) and type(error) is not Exception:
             raise
-        reason = "the disk is full" if _is_full(error, target.parent) else str(error)
-        raise OSError(f"Could not write {target}: {reason}.{advice}") from error
+        reason = error.reason if isinstance(error, WriteError) else str(error)
+        raise WriteError(target, "the disk is full" if _is_full(error, target.parent) else reason, advice) from error
 
 
 def _is_full(error: Exception, folder: Path) -> bool:

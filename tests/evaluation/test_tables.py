@@ -388,6 +388,17 @@ def test_the_truth_stands_below_the_bounds(tables):
         ({"speed": 3}, "missing or unknown entry"),
         ({"models": [MINIATURE["models"][0]] * 2}, "no two may be the same"),
         ({"models": [MINIATURE["models"][2]]}, "`as_large_as` is 'NFDM'"),
+        ({"models": 3}, "missing or unknown entry"),
+        ({"models": [3]}, "missing or unknown entry"),
+        ({"models": [{"name": "NFDM", "config": [1]}]}, r"`config` is \[1\]; it must be of type str"),
+        ({"models": [{"name": "NFDM", "config": "x", "settings": 3}]}, "`settings` is 3; it must be of type dict"),
+        ({"evaluations": [1]}, "missing or unknown entry"),
+        ({"settings": "fast"}, "`settings` is 'fast'; it must be of type dict"),
+        ({"files": 3}, r"`files` is 3; it must be of type dict \| None"),
+        ({"threads": "two"}, "`threads` is 'two'; it must be of type int"),
+        ({"budget": 3}, "`budget` is 3; it must be of type dict"),
+        ({"budget": {"steps": "many"}}, "missing or unknown entry"),
+        ({"based_on": 3}, "missing or unknown entry"),
     ],
 )
 def test_bad_scales_are_refused(tables, tmp_path, changes, message):

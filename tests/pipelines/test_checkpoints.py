@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -303,6 +304,18 @@ def test_weights_that_are_not_finite_are_refused(copy):
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match="not finite, in token_bias"):
         load(copy)
+
+
+def test_a_pipeline_that_cannot_be_written_names_its_folder(tmp_path):
+    """The kernel refuses files beyond a limit."""
+    pipe = make_pipeline()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=f"Could not write {tmp_path / 'new'}: .*File too large"):
+            pipe.save_pretrained(tmp_path / "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_hub_arguments_without_a_push_are_refused(tmp_path):

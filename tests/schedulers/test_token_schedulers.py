@@ -79,8 +79,8 @@ def test_the_knobs_of_a_call_act_on_what_is_drawn(scheduler, prompt):
 
     # Of a chain the noise of later steps depends on whether random numbers were drawn before.
     best = write(temperature=0) if isinstance(scheduler, TokenScheduler) else write(temperature=1.0, top_k=1)
-    for cut in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 0.999999}):
-        assert torch.equal(write(temperature=1.0, **cut), best), cut
+    for cut in ({"top_k": 1}, {"top_p": 1e-9}, {"top_p": 1e-320}, {"min_p": 0.999999}, {"temperature": 1e-320}):
+        assert torch.equal(write(**{"temperature": 1.0, **cut}), best), cut
     assert not torch.equal(write(temperature=50.0, min_p=0.0), best)
     # What is the same as in the scheduler's config changes nothing, and the scheduler stays as it was.
     same = {name: own[name] for name in ("temperature", "top_k", "top_p", "min_p")}

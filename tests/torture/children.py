@@ -24,7 +24,8 @@ from runs import SCRIPT, TIMINGS, arguments
 RUN = "run"
 # Events of Python's audit hooks that touch files, with the position of the path in their arguments.
 FILE_EVENTS = {"open": 0, "os.mkdir": 0, "os.rename": 0, "os.remove": 0, "os.rmdir": 0, "shutil.rmtree": 0}
-LIMIT = 600.0
+# Seconds that a child may take, and the exit code of one that took longer.
+LIMIT, TOO_LONG = 600.0, 124
 
 
 def write_settings(folder: Path, **overrides) -> Path:
@@ -52,6 +53,8 @@ class Child:
 
     def __init__(self, action: Callable[[], object], log: Path):
         self.log, self.ended = log, None
+        # It is there even if the child never gets to open it.
+        log.touch()
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
@@ -87,7 +90,9 @@ class Child:
             if time.monotonic() > deadline:
                 self.kill()
                 os.waitpid(self.pid, 0)
-                raise TimeoutError(f"a child did not end within {seconds} s:\n{self.log.read_text()[-2000:]}")
+                printed = self.log.read_text(errors="replace")
+                self.ended = Ended(TOO_LONG, f"{printed}\nIt did not end within {seconds:.0f} s.")
+                break
             time.sleep(0.005)
         return self.ended
 

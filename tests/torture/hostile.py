@@ -30,7 +30,6 @@ WRITERS: dict[str, Callable] = {
     "old torch.save": lambda value, path: torch.save(value, path, _use_new_zipfile_serialization=False),
     "pickle": lambda value, path: Path(path).write_bytes(pickle.dumps(value)),
 }
-LEAST_ODD_VALUES = 40
 ODD_VALUES = (None, True, -1, 0, 1.5, float("nan"), 1e308, "", "x", "../../x", [], [[]], {}, {"a": 1}, ["a", 1])
 
 
@@ -56,16 +55,11 @@ def run(campaign: Campaign) -> Tally:
             tally.judge("a pickle in a checkpoint", pickle_in_checkpoint(campaign, settings, whole, name, writer))
     for name, attack in ATTACKS.items():
         tally.judge(name, attack(campaign, pipeline))
-    values = [
-        (path.relative_to(pipeline), key, value)
-        for path in sorted(pipeline.rglob("*.json"))
-        for key in json.loads(path.read_text())
-        for value in ODD_VALUES
-    ]
-    for number, (path, key, value) in enumerate(campaign.random.sample(values, len(values))):
-        if campaign.over and number >= LEAST_ODD_VALUES:
-            break
-        tally.judge("an odd value in JSON", odd_value(campaign, pipeline, path, key, value))
+    for path in sorted(pipeline.rglob("*.json")):
+        for key in json.loads(path.read_text()):
+            for value in ODD_VALUES:
+                found = odd_value(campaign, pipeline, path.relative_to(pipeline), key, value)
+                tally.judge("an odd value in JSON", found)
     return tally
 
 
@@ -115,7 +109,7 @@ def _attempt(campaign: Campaign, owned: Path, action: Callable[[], object]) -> t
             return 1
         return 0
 
-    ended = Child(inside, campaign.folder / "log.txt").wait(60)
+    ended = Child(inside, campaign.folder / "log.txt").wait()
     if owned.exists():
         owned.rmdir()
         return "silent", "it ran code"

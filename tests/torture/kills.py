@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from .children import RUN, Child, Ended, contents, difference, fresh, half_written, start, write_settings
+from .children import RUN, TOO_LONG, Child, Ended, contents, difference, fresh, half_written, start, write_settings
 from .tally import Campaign, Tally
 
 
@@ -128,6 +128,7 @@ class Victim:
             self.random.shuffle(children)
             children[0].kill()
         first = children[0].wait()
+        assert first.code != TOO_LONG, first.printed[-2000:]
         # Whatever ends one process of several ends the others: launchers see to it.
         for child in children[1:]:
             child.kill()

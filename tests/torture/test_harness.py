@@ -1,13 +1,17 @@
 """The campaign itself: it must notice what it is there to notice. (`make torture` runs it in full.)"""
 
 import random
+import threading
+import time
 
 import pytest
 import torch
+from hub_server import HubServer
 from safetensors.torch import load_file, save_file
 
-from torture.__main__ import KINDS, main
-from torture.children import RUN, Ended, half_written
+from torture import hub, memory, threads
+from torture.__main__ import KINDS, main, one_kind
+from torture.children import RUN, TOO_LONG, Child, Ended, half_written
 from torture.damaged import inflict
 from torture.entry_points import Entry
 from torture.fuzz import fuzz_entry
@@ -142,6 +146,36 @@ def test_harm_is_done(harm, tmp_path):
     path.write_bytes(b"whole")
     inflict(harm, path, random.Random(0))
     assert not path.exists() or path.read_bytes() != b"whole"
+
+
+def test_a_thread_with_another_text_is_noticed(monkeypatch, tmp_path):
+    def answer(pipe, request):
+        alone = threading.current_thread() is threading.main_thread()
+        return torch.tensor(request["seed"] if alone or request["seed"] != 3 else -1)
+
+    monkeypatch.setattr(threads, "answer", answer)
+    tally = Tally("threads")
+    threads.compare(None, "chain", 20, tally, Campaign(tmp_path, seed=0, seconds=0))
+    assert (tally.tried, tally.survived, tally.count("silent")) == (20, 19, 1)
+
+
+def test_every_fault_of_the_hub_has_its_turn(tmp_path):
+    cases = list(hub.cases(HubServer(), Campaign(tmp_path, seed=0, seconds=-1)))
+    assert len(set(cases)) == len(cases) == 10 * 8 - 4
+
+
+def test_a_child_that_does_not_end_is_stopped(tmp_path):
+    ended = Child(lambda: time.sleep(600), tmp_path / "log.txt").wait(0.2)
+    assert ended.code == TOO_LONG and "It did not end within 0 s." in ended.printed
+
+
+def test_a_kind_that_breaks_is_a_failure(monkeypatch, tmp_path):
+    def run(campaign):
+        raise KeyError("broken")
+
+    monkeypatch.setattr(memory, "run", run)
+    tally = one_kind("memory", Campaign(tmp_path, seed=0, seconds=0))
+    assert tally.count("obscure") == 1 and "KeyError: 'broken'" in tally.failures[0][1]
 
 
 def test_the_report_counts_and_the_exit_code_tells(monkeypatch, capsys):

@@ -11,23 +11,28 @@ from tiny import make_pipeline
 from .tally import Campaign, Tally
 
 
-THREADS, REQUESTS = 8, 24
+THREADS = 8
+# Of one pipeline, and of those with the other schedulers. Each of the different requests is made many times.
+MANY, FEW, DIFFERENT = 10_000, 48, 200
 
 
 def run(campaign: Campaign) -> Tally:
     tally = Tally("threads")
-    rounds = 0
-    while rounds == 0 or not campaign.over:
-        for name, scheduler in SCHEDULERS.items():
-            pipe = make_pipeline("nfdm", scheduler(), torch.float64, **OPTIONS)
-            wanted = list(requests(REQUESTS * (rounds + 1)))[-REQUESTS:]
-            alone = [answer(pipe, request) for request in wanted]
-            with ThreadPoolExecutor(THREADS) as threads:
-                together = list(threads.map(lambda request, pipe=pipe: answer(pipe, request), wanted))
-            for request, one, other in zip(wanted, alone, together):
-                same = torch.equal(one, other)
-                tally.judge(name, None if same else ("silent", f"request {request['seed']} has other tokens"))
-            if campaign.over and rounds:
-                break
-        rounds += 1
+    for number, (name, scheduler) in enumerate(SCHEDULERS.items()):
+        pipe = make_pipeline("nfdm", scheduler(), torch.float64, **OPTIONS)
+        compare(pipe, name, FEW if number else MANY, tally, campaign)
     return tally
+
+
+def compare(pipe, name: str, number: int, tally: Tally, campaign: Campaign) -> None:
+    """Make `number` requests in threads, in an order by chance, and compare each with its answer in one thread."""
+    # Short ones, of different lengths.
+    wanted = [{**one, "num_inference_steps": 2 + one["seed"] % 3} for one in requests(min(number, DIFFERENT))]
+    alone = [answer(pipe, request) for request in wanted]
+    order = [place % len(wanted) for place in range(number)]
+    campaign.random.shuffle(order)
+    with ThreadPoolExecutor(THREADS) as threads:
+        together = threads.map(lambda place: answer(pipe, wanted[place]), order)
+        for place, tokens in zip(order, together):
+            same = torch.equal(tokens, alone[place])
+            tally.judge(name, None if same else ("silent", f"request {wanted[place]['seed']} has other tokens"))

@@ -173,7 +173,7 @@ def launch(config: Path, *options: str, processes: int = 1, cwd: Path | None = N
     )
 
 
-def finish(process: subprocess.Popen, code: int = 0, timeout: float = 400) -> str:
+def finish(process: subprocess.Popen, code: int = 0, timeout: float = 1200) -> str:
     """Wait for a launched script, check its exit code, and return what it printed."""
     output, errors = process.communicate(timeout=timeout)
     assert process.returncode == code, f"exit code {process.returncode}\n{output[-3000:]}\n{errors[-5000:]}"

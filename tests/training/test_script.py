@@ -7,12 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from hub_server import HubServer, card_metadata
+from huggingface_hub.errors import HfHubHTTPError
 
+from diffusers_text_nfdm.pipelines import hub
+from diffusers_text_nfdm.training import summary
 from diffusers_text_nfdm.training.checkpoints import checkpoint_folders, step_of
 from runs import (
     ROOT,
@@ -69,7 +73,7 @@ def uninterrupted(config, tmp_path_factory):
 
 def wait_for_step(process, run, step):
     """Until the run has logged `step`."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 1200
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()[1][-3000:]
         if (run / "metrics.jsonl").is_file():
@@ -160,6 +164,31 @@ def test_pushed_to_the_hub_with_its_card(config, tmp_path):
     metadata, errors = card_metadata(card)
     assert errors == [] and metadata["library_name"] == "diffusers_text_nfdm"
     assert "user/my-model" in card and "`batch_size`: 8" in card and "nats per text" in card
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError("reset by peer"),
+        json.JSONDecodeError("Expecting value", "<html>", 0),
+        # Of the client's HTTP library, whichever it is.
+        type("RemoteProtocolError", (Exception,), {"__module__": "httpx"})("peer closed connection"),
+        HfHubHTTPError("500 Server Error", response=SimpleNamespace(status_code=500, headers={}, request=None)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_push_that_fails_after_the_training_says_how_to_push_by_hand(error, tmp_path, monkeypatch):
+    tries = []
+
+    def fail(**options):
+        tries.append(options["folder_path"])
+        raise error
+
+    monkeypatch.setattr(hub, "PAUSES", (0, 0))
+    monkeypatch.setattr(hub, "upload_folder", fail)
+    with pytest.raises(OSError, match=f"Push it with `hf upload user/mine {tmp_path}`"):
+        summary.upload(tmp_path, "user/mine")
+    assert tries == [str(tmp_path)] * 3
 
 
 def test_errors_are_said_in_a_line_and_leave_nothing(config, tmp_path, monkeypatch, capsys):

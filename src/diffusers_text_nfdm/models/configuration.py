@@ -134,6 +134,9 @@ class TextDiffusionConfig(PreTrainedConfig):
                 raise ValueError(f"`{name}` is {value!r}; it must be in [0, 1].")
         check_positive(layer_norm_eps=self.layer_norm_eps, initializer_range=self.initializer_range)
         check_one_of("hidden_act", self.hidden_act, ACT2FN)
+        for name in ("is_decoder", "add_cross_attention"):
+            if getattr(self, name) is not False:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be False.")
         for name in ("copied_slots", "trained_clocks"):
             if not isinstance(getattr(self, name), list | None):
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be a list.")

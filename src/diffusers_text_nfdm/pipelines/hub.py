@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
-from ..files import file_digest, git_digest, write_file
+from ..files import file_digest, git_digest, write_file, writing
 from ..model_card import write_model_card
 from ..tokenization import forget_origin
 
@@ -245,12 +245,13 @@ class HubCheckpointMixin:
             private = hub_arguments.pop("private", None)
             repo_id = create_repository(repo_id or folder.resolve().name, private, hub_arguments.get("token"))
         forget_origin(self.tokenizer)
-        super().save_pretrained(str(folder), **kwargs)
-        # diffusers notes where a pipeline was loaded from, which may be a folder of this machine.
-        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-        index.pop("_name_or_path", None)
-        write_file(folder / "model_index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
-        write_model_card(self, folder, repo=repo_id)
+        with writing(folder):
+            super().save_pretrained(str(folder), **kwargs)
+            # diffusers notes where a pipeline was loaded from, which may be a folder of this machine.
+            index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+            index.pop("_name_or_path", None)
+            write_file(folder / "model_index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
+            write_model_card(self, folder, repo=repo_id)
         if push_to_hub:
             upload_pipeline(folder, repo_id, **hub_arguments)
 

@@ -1,0 +1,25 @@
+"""Limits of time that a machine five times slower, or one with other work, does not reach."""
+
+import re
+from pathlib import Path
+
+
+TESTS = Path(__file__).parent
+# Nothing takes a fifth of this.
+LEAST_SECONDS = 600
+
+
+def test_what_is_waited_for_has_time():
+    """Of subprocesses; of a request that is repeated until it is answered nothing is asked."""
+    found = []
+    for path in sorted(TESTS.rglob("*.py")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if "urlopen(" not in line:
+                seconds = re.findall(r"\btimeout(?:: float)? ?= ?(\d+)|\.timeout\((\d+)\)", line)
+                found += [(path.name, int(one or other)) for one, other in seconds]
+    assert len(found) > 10 and [one for one in found if one[1] < LEAST_SECONDS] == []
+
+
+def test_a_test_has_time_for_what_it_waits_for():
+    (seconds,) = re.findall(r"^timeout = (\d+)$", (TESTS.parent / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    assert int(seconds) >= 3 * LEAST_SECONDS
