@@ -33,7 +33,7 @@ def settling_calls(trajectory: Tensor, final: Tensor) -> Tensor:
 
 
 def of_sample(output: NFDMTextPipelineOutput, sample: int) -> tuple[Tensor, Tensor]:
-    """The final tokens `(seq,)` of a sample and those of every call `(calls, seq)`; a ValueError where there are none."""
+    """The final tokens `(seq,)` of a sample, and those of every call `(calls, seq)`."""
     if output.trajectory is None or output.sequences is None:
         raise ValueError(
             "`output` has no trajectory or no sequences; call the pipeline with `return_trajectory=True` and "
