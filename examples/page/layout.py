@@ -69,6 +69,7 @@ def build_page(checkpoints: list[str], device: str | None = None) -> gr.Blocks:
                 condition = gr.Textbox(
                     label="Condition",
                     placeholder="name[Blue Spice], eatType[pub], area[riverside]",
+                    lines=2,
                     visible=False,
                     elem_id="condition",
                 )
