@@ -245,17 +245,6 @@ def test_a_closed_stream_ends_the_writing(pipe, monkeypatch):
     assert ended
 
 
-def test_a_space_has_all_that_the_page_needs(tmp_path):
-    subprocess.run(["make", "space", f"OUTPUT={tmp_path}"], cwd=ROOT, check=True, capture_output=True)
-    wanted = {"app.py", "page", "README.md", "requirements.txt", "diffusers_text_nfdm", "checkpoints"}
-    assert {path.name for path in tmp_path.iterdir()} == wanted and not list(tmp_path.rglob("__pycache__"))
-    assert len(models.find_checkpoints([tmp_path / "checkpoints"])) == len(list((ROOT / "checkpoints").iterdir()))
-    needed = re.search(r"install_requires=\[(.*?)\]", (ROOT / "setup.py").read_text(encoding="utf-8"), re.S)[1]
-    assert re.findall(r'"(.+?)"', needed) == (tmp_path / "requirements.txt").read_text(encoding="utf-8").split()
-    version = re.search(r"^sdk_version: (.+)$", (tmp_path / "README.md").read_text(encoding="utf-8"), re.M)[1]
-    assert f"gradio=={version}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
-
-
 # ---- In a browser ---------------------------------------------------------------------------------------------------
 
 
