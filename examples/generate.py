@@ -80,7 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps",
         type=int,
-        help="steps of the scheduler (default: 64; of one that writes tokens, as many as it needs)",
+        help="steps of the scheduler (default: 64, of reverse-sde and reverse-ode 512; of one that writes tokens, as "
+        "many as it needs)",
     )
     parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
     parser.add_argument("--scheduler", choices=SCHEDULERS, help="default: the checkpoint's own")

@@ -46,7 +46,7 @@ def scheduler_settings(name: str) -> dict[str, dict[str, Any]]:
     if writes_tokens(name):
         steps = {"label": "Calls at most (0: as many as it takes)", "minimum": 0, "value": 0}
         return {"clock": {"visible": False}, "steps": steps, "temperature": {"minimum": 0.1, "value": 1.0}}
-    steps = {"label": "Steps", "minimum": 1, "value": 64}
+    steps = {"label": "Steps", "minimum": 1, "value": SCHEDULERS[name][0].default_steps}
     return {"clock": {"visible": True}, "steps": steps, "temperature": {"minimum": 0.0, "value": 0.0}}
 
 
@@ -69,6 +69,7 @@ def build_page(checkpoints: list[str], device: str | None = None) -> gr.Blocks:
                 condition = gr.Textbox(
                     label="Condition",
                     placeholder="name[Blue Spice], eatType[pub], area[riverside]",
+                    lines=2,
                     visible=False,
                     elem_id="condition",
                 )
@@ -87,7 +88,7 @@ def build_page(checkpoints: list[str], device: str | None = None) -> gr.Blocks:
                     halt = gr.Button("Stop", min_width=90, elem_id="stop")
                 with gr.Accordion("Sampling", open=False):
                     scheduler = gr.Dropdown([], label="Scheduler", elem_id="scheduler")
-                    steps = gr.Slider(0, 256, value=0, step=1, label="Calls", elem_id="steps")
+                    steps = gr.Slider(0, 512, value=0, step=1, label="Calls", elem_id="steps")
                     clock = gr.Dropdown(
                         [], label="Clock", info="Which words move when.", allow_custom_value=True, elem_id="clock"
                     )

@@ -26,9 +26,9 @@ SCHEDULERS = {
         (JumpScheduler, "many words a call, verified"),
         (DraftVerifyScheduler, "drafts, verified"),
         (RefinementScheduler, "the sure words first"),
-        (MarkovChainScheduler, "latents in motion"),
-        (ReverseSDEScheduler, "latents in motion"),
-        (ReverseODEScheduler, "latents in motion"),
+        (MarkovChainScheduler, "latents"),
+        (ReverseSDEScheduler, "latents"),
+        (ReverseODEScheduler, "latents"),
     )
 }
 

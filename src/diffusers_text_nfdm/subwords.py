@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from .tokenization import END, PAD, START, UNK, checked_texts
+from .tokenization import SPECIAL, UNK, between_start_and_end, checked_texts
 
 
-SPECIAL = [START, END, UNK, PAD]
 # Every byte has a token of its own, so that no text is unknown.
 SMALLEST_VOCABULARY = len(SPECIAL) + 256
 
@@ -43,19 +42,4 @@ def train_subword_tokenizer(
         show_progress=False,
     )
     backend.train_from_iterator(checked_texts(texts), trainer)
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{START} $A {END}", special_tokens=[(START, 0), (END, 1)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=START,
-        eos_token=END,
-        unk_token=UNK,
-        pad_token=PAD,
-        model_max_length=max_length,
-        padding_side="right",
-        truncation_side="right",
-        split_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-        model_input_names=["input_ids", "attention_mask"],
-    )
+    return between_start_and_end(backend, max_length, PreTrainedTokenizerFast, clean_up_tokenization_spaces=False)

@@ -20,6 +20,8 @@ from .checks import check_text
 
 
 START, END, UNK, PAD = "<START>", "<END>", "<UNK>", "<PAD>"
+# In the order of their ids.
+SPECIAL = [START, END, UNK, PAD]
 
 # ---- Splitting ------------------------------------------------------------------------------------------------------
 # spaCy takes each whitespace-separated chunk, peels off prefixes and suffixes, looks the rest up among fixed
@@ -206,6 +208,30 @@ def checked_texts(texts: Iterable[str]) -> Iterator[str]:
     return checked()
 
 
+def between_start_and_end(
+    backend: Tokenizer, max_length: int, tokenizer_class: type[PreTrainedTokenizerFast], **options
+) -> PreTrainedTokenizerFast:
+    """A tokenizer that puts a text between START and END and pads behind it. The first ids of the backend are those of
+    `SPECIAL`; where these are written out in a text they are split like other words.
+    """
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A {END}", special_tokens=[(START, 0), (END, 1)]
+    )
+    return tokenizer_class(
+        tokenizer_object=backend,
+        bos_token=START,
+        eos_token=END,
+        unk_token=UNK,
+        pad_token=PAD,
+        model_max_length=max_length,
+        padding_side="right",
+        truncation_side="right",
+        split_special_tokens=True,
+        model_input_names=["input_ids", "attention_mask"],
+        **options,
+    )
+
+
 class WordTokenizer(PreTrainedTokenizerFast):
     """Word-level tokenizer with the special tokens START (bos), END (eos), UNK and PAD, in this order the ids 0 to 3.
 
@@ -226,20 +252,19 @@ class WordTokenizer(PreTrainedTokenizerFast):
         if not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < 3:
             raise ValueError(f"max_length is {max_length!r}, but START, a word and END need at least 3.")
 
-        special = [START, END, UNK, PAD]
         backend = Tokenizer(models.WordLevel(unk_token=UNK))
         backend.pre_tokenizer = word_splitter()
         trainer = trainers.WordLevelTrainer(
-            vocab_size=2**31, min_frequency=min_count + 1, special_tokens=special, show_progress=False
+            vocab_size=2**31, min_frequency=min_count + 1, special_tokens=SPECIAL, show_progress=False
         )
         texts, number = checked_texts(texts), itertools.count()
         backend.train_from_iterator((text for text, _ in zip(texts, number)), trainer)
-        if backend.get_vocab_size() == len(special):
+        if backend.get_vocab_size() == len(SPECIAL):
             raise ValueError(
                 f"No word occurs more than {min_count} times in these {next(number)} texts: lower min_count or give "
                 "more text."
             )
-        return cls._of(backend, max_length)
+        return between_start_and_end(backend, max_length, cls)
 
     def grown(self, texts: Iterable[str], min_count: int = 10) -> WordTokenizer:
         """This tokenizer with the words besides that are seen more than `min_count` times in the texts.
@@ -251,25 +276,7 @@ class WordTokenizer(PreTrainedTokenizerFast):
         new = [word for word in sorted(words, key=words.get) if word not in old]
         backend = Tokenizer(models.WordLevel({**old, **{word: len(old) + i for i, word in enumerate(new)}}, UNK))
         backend.pre_tokenizer = word_splitter()
-        return self._of(backend, self.model_max_length)
-
-    @classmethod
-    def _of(cls, backend: Tokenizer, max_length: int) -> WordTokenizer:
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{START} $A {END}", special_tokens=[(START, 0), (END, 1)]
-        )
-        return cls(
-            tokenizer_object=backend,
-            bos_token=START,
-            eos_token=END,
-            unk_token=UNK,
-            pad_token=PAD,
-            model_max_length=max_length,
-            padding_side="right",
-            truncation_side="right",
-            split_special_tokens=True,
-            model_input_names=["input_ids", "attention_mask"],
-        )
+        return between_start_and_end(backend, self.model_max_length, type(self))
 
     def _encode_plus(self, text: str | list[str] | list[list[str]], *args, **kwargs) -> BatchEncoding:
         for one in _strings(text):

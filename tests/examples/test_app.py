@@ -94,6 +94,8 @@ def test_only_schedulers_that_the_model_can_use_are_offered(pipe):
 def test_only_controls_that_do_something_are_seen(pipe):
     assert not layout.scheduler_settings("JumpScheduler")["clock"]["visible"]
     assert layout.scheduler_settings("MarkovChainScheduler")["clock"]["visible"]
+    steps = {name: layout.scheduler_settings(name)["steps"]["value"] for name in models.SCHEDULERS}
+    assert steps["MarkovChainScheduler"] == 64 and steps["ReverseSDEScheduler"] == 512 and steps["JumpScheduler"] == 0
     settings = layout.model_settings(pipe)
     assert not any(settings[name]["visible"] for name in ("condition", "guidance_scale", "examples"))
     conditions = {"condition_length": 2, "condition_dropout": 0.1}

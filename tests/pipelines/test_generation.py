@@ -324,8 +324,12 @@ def test_given_times_are_those_of_the_predictor(pipe):
     assert times == [1.0, 0.5, 0.25] and output.num_function_evaluations == 3
 
 
-def test_steps_default_to_64(pipe):
-    assert pipe().num_function_evaluations == 64
+@pytest.mark.parametrize("scheduler, calls", [("star", 64), ("sde", 512), ("euler", 512)])
+def test_steps_default_to_what_the_scheduler_needs(pipelines, scheduler, calls):
+    pipe = pipelines["diffusion-lm"]
+    pipe.scheduler = SCHEDULERS[scheduler]()
+    assert pipe().num_function_evaluations == calls
+    assert SCHEDULERS["adaptive"]().default_steps == 64
 
 
 @pytest.mark.parametrize("scheduler, shown", [("star", "8/8"), ("heun", "14/14"), ("adaptive", "it")])

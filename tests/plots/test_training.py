@@ -24,6 +24,13 @@ def test_loss_curve_has_its_terms_and_the_entropy():
     assert len(plot_loss(METRICS).axes[0].get_lines()) == 2
 
 
+def test_validation_bounds_have_their_errors():
+    errors = [{**METRICS[0], "validation/bound_error": 2.0}, METRICS[1], {**METRICS[2], "validation/bound_error": 0.5}]
+    (bars,) = plot_loss(errors).axes[0].collections
+    assert [bar.tolist() for bar in bars.get_segments()] == [[[0, 86], [0, 94]], [[5, 59], [5, 61]]]
+    assert not plot_loss(METRICS).axes[0].collections
+
+
 def test_losses_of_other_steps_have_a_panel_of_their_own():
     steps = [
         {"step": 3, "train/cross_entropy": 50.0},

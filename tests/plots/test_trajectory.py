@@ -35,27 +35,27 @@ def test_table_shows_the_words_up_to_end_and_colours_the_settled_ones():
     tokenizer = make_tokenizer()
     tom, fox, ran = (tokenizer.convert_tokens_to_ids(word) for word in ("Tom", "fox", "ran"))
     final = torch.tensor([0, tom, ran, 1, 3])
-    trajectory = torch.tensor([[0, fox, fox, 1, 3], [0, tom, fox, 1, 3], [0, tom, fox, 1, 3]])
+    trajectory = torch.tensor([[0, fox, 3, 3, 3], [0, tom, fox, 1, 3], [0, tom, fox, 1, 3]])
     output = NFDMTextPipelineOutput(
         sequences=final[None], trajectory=trajectory[:, None], trajectory_times=torch.tensor([[1.0], [0.6], [0.3]])
     )
     ((rows,), labels) = cells(plot_trajectory(output, tokenizer))
     assert labels == ["t = 1.00", "t = 0.60", "t = 0.30", "text"]
     assert [[word for word, _ in row] for row in rows] == [
-        ["<START>", "fox", "fox", "<END>"],
+        ["<START>", "fox", "·", "·"],
         ["<START>", "Tom", "fox", "<END>"],
         ["<START>", "Tom", "fox", "<END>"],
         ["<START>", "Tom", "ran", "<END>"],
     ]
     grey = tuple(int(UNSETTLED[0][i : i + 2], 16) / 255 for i in (1, 3, 5))
     assert [[face == pytest.approx(grey) for _, face in row] for row in rows] == [
-        [False, True, True, False],
+        [False, True, True, True],
         [False, False, True, False],
         [False, False, True, False],
         [False, False, False, False],
     ]
     start, tom_face, ran_face, end = (face for _, face in rows[-1])
-    assert start == end and len({start, tom_face, ran_face}) == 3
+    assert tom_face == end and len({start, tom_face, ran_face}) == 3
 
 
 def test_long_texts_are_broken_into_tables_that_fit_a_page():

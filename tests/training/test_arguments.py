@@ -64,6 +64,11 @@ def test_help_shows_what_the_recipe_sets(argv, capsys):
     assert "(default: None)" not in text and "(default: {})" not in text
 
 
+@pytest.mark.parametrize("recipe", ["stories-tiny", "stories-masked", "stories-autoregressive", "rocstories-nfdm"])
+def test_another_length_needs_no_other_setting(recipe):
+    assert parse_arguments(["--config", recipe, "--max_length", "80"]).max_length == 80
+
+
 def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text("lerning_rate: 1.0e-3\n")

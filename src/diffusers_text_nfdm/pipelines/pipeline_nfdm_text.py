@@ -118,9 +118,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 to fill in, `[MASK]` for each, or one `[GAP]` of unknown length (`prompts.py`).
             condition: what a text is to obey, or each, for a model that was trained with conditions.
             num_samples: number of texts, 1 unless prompts, `latents` or `input_ids` say how many.
-            num_inference_steps: sampling steps, by default 64, or one per block where there are more of them. The
-                paper uses 2000, and 64 and 32 in an ablation. Of a `JumpScheduler` the calls of a text, by default 16
-                jumps; of other schedulers that write tokens the most calls, by default as many as it takes.
+            num_inference_steps: sampling steps, by default 64, of the reverse SDE and ODE 512, or one per block where
+                there are more of them. The paper uses 2000, and 64 and 32 in an ablation. Of a scheduler that writes
+                tokens the most calls, by default as many as it takes.
             clock: which tokens are written when, instead of the model's own: see `clocks`.
             gen_length: tokens that continue a beginning; END follows them. By default END is left to the model.
             max_gap_length: a gap is filled with every number of tokens up to this, and of these texts the most
@@ -206,9 +206,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         clock = self.model.clock(clock)
         warn_of_untrained(self.model.config, clock)
         if num_inference_steps is None and timesteps is None and not isinstance(self.scheduler, TokenScheduler):
-            num_inference_steps = max(
-                64, self.model.config.max_length // (clock.block_size or self.model.config.max_length)
-            )
+            blocks = config.max_length // (clock.block_size or config.max_length)
+            num_inference_steps = max(self.scheduler.default_steps, blocks)
         check_call(
             self, num_samples, batch_size, generator, latents, input_ids, known, choice, clamp_predictions,
             confidence_threshold, output_type, callback_on_step_end, callback_on_step_end_tensor_inputs,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from ..pipelines.progress import text_pieces
-from .trajectory import check_trajectory, settling_calls
+from .trajectory import of_sample, settling_calls
 
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def film_trajectory(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    check_trajectory(output, sample)
-    final, trajectory = output.sequences[sample].cpu(), output.trajectory[:, sample]
+    final, trajectory = of_sample(output, sample)
     since = settling_calls(trajectory, final)
     # A batch goes on until its last text is finished.
     steps = min(len(trajectory), int(since.max()) + 1)

@@ -57,7 +57,8 @@ def read_metrics(run: str | Path) -> list[dict[str, float]]:
 @matplotlib.rc_context(STYLE)
 def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None) -> Figure:
     """The bound over the steps, its terms where it has several, and the other losses of the training steps where there
-    are some, in nats per text: of the training batches (pale) and of the validation texts.
+    are some, in nats per text: of the training batches (pale) and of the validation texts, with twice their standard
+    error.
 
     Args:
         metrics: entries of metrics.jsonl.
@@ -77,6 +78,14 @@ def plot_loss(metrics: Iterable[dict[str, float]], entropy: float | None = None)
     whole, *others = panels if number > 1 else [panels]
     draw(whole, "train/bound", color="#bbbbbb", linewidth=0.8, label="training batch")
     draw(whole, "validation/bound", color="#222222", marker="o", markersize=3, label="validation, averaged weights")
+    errors = [
+        (entry["step"], entry["validation/bound"], 2 * entry["validation/bound_error"])
+        for entry in metrics
+        if entry.get("validation/bound_error")
+    ]
+    if errors:
+        steps, low, high = zip(*((step, bound - error, bound + error) for step, bound, error in errors))
+        whole.vlines(steps, low, high, color="#222222", linewidth=1)
     if entropy is not None:
         whole.axhline(entropy, color="#cc3311", linestyle="--", linewidth=1.2, label=f"entropy, {entropy:.2f} nats")
     whole.set(xlabel="step", ylabel="nats per text", title="Bound on −log p(x)")

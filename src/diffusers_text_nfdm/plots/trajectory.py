@@ -32,8 +32,8 @@ def settling_calls(trajectory: Tensor, final: Tensor) -> Tensor:
     return len(trajectory) - held.sum(0)
 
 
-def check_trajectory(output: NFDMTextPipelineOutput, sample: int) -> None:
-    """Raise a ValueError where there is no trajectory of this sample."""
+def of_sample(output: NFDMTextPipelineOutput, sample: int) -> tuple[Tensor, Tensor]:
+    """The final tokens `(seq,)` of a sample, and those of every call `(calls, seq)`."""
     if output.trajectory is None or output.sequences is None:
         raise ValueError(
             "`output` has no trajectory or no sequences; call the pipeline with `return_trajectory=True` and "
@@ -41,28 +41,28 @@ def check_trajectory(output: NFDMTextPipelineOutput, sample: int) -> None:
         )
     if not 0 <= sample < len(output.sequences):
         raise ValueError(f"`sample` is {sample!r}; there are samples 0 to {len(output.sequences) - 1}.")
+    return output.sequences[sample].cpu(), output.trajectory[:, sample]
 
 
 def plot_trajectory(output: NFDMTextPipelineOutput, tokenizer: PreTrainedTokenizerBase, sample: int = 0) -> Figure:
     """How one text came about: a table of the predicted words, times from noise (above) to text (below) by positions.
 
-    A word is coloured once it no longer changes, by the time at which that began; grey words still change. Long texts
-    are broken into several tables; what follows END is left out.
+    A word is coloured once it no longer changes, by the time at which that began; grey words still change, and a dot
+    is a word to come. Long texts are broken into several tables; what follows END is left out.
 
     Args:
         output: of a pipeline called with `return_trajectory=True` and `output_type` `"text"` or `"seq"`.
         tokenizer: the pipeline's.
         sample: which of the samples.
     """
-    check_trajectory(output, sample)
+    final, trajectory = of_sample(output, sample)
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.figure import Figure
 
-    final, trajectory = output.sequences[sample].cpu(), output.trajectory[:, sample]
     times = [*output.trajectory_times[:, sample].tolist(), 0.0]
-    _, end, _ = special_ids(tokenizer)
+    _, end, pad = special_ids(tokenizer)
     length = (final.tolist() + [end]).index(end) + 1
     final, trajectory = final[:length], trajectory[:, :length]
     settled = settling_calls(trajectory, final).tolist()
@@ -70,7 +70,9 @@ def plot_trajectory(output: NFDMTextPipelineOutput, tokenizer: PreTrainedTokeniz
     calls = [round(i * (len(trajectory) - 1) / max(num_rows - 1, 1)) for i in range(num_rows)]
     # The last row is the text itself, which comes after all calls.
     rows = [(call, trajectory[call]) for call in calls] + [(len(trajectory), final)]
-    words = [(call, tokenizer.convert_ids_to_tokens(ids.tolist())) for call, ids in rows]
+    words = [
+        (call, ["·" if i == pad else tokenizer.convert_ids_to_tokens(i) for i in ids.tolist()]) for call, ids in rows
+    ]
 
     widths = [min(max(len(row[i]) for _, row in words) + 1, MAX_COLUMN) for i in range(len(final))]
     lines = _break_lines([max(width, MIN_COLUMN) for width in widths])

@@ -41,6 +41,8 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
 
     order = 1
     init_noise_sigma = 1.0
+    # Steps of a call that names no number.
+    default_steps = 64
 
     def _check_config(self) -> None:
         if self.config.time_grid not in TIME_GRIDS:

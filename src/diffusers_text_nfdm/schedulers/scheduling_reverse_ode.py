@@ -71,6 +71,9 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         time_grid: `"uniform"` or `"learned"`.
     """
 
+    # Those of "adaptive" are as small as they must be.
+    default_steps = 512
+
     @register_to_config
     def __init__(
         self,
@@ -88,6 +91,8 @@ class ReverseODEScheduler(TextDiffusionScheduler):
                 f"`rtol` is {rtol!r} and `atol` {atol!r}; they must be numbers of at least 0 and above 0."
             )
         self.order = TABLEAUS[method].order
+        if method == "adaptive":
+            self.default_steps = super().default_steps
 
     @property
     def tableau(self) -> Tableau:

@@ -28,6 +28,9 @@ class ReverseSDEScheduler(TextDiffusionScheduler):
         time_grid: `"uniform"` or `"learned"`.
     """
 
+    # Euler-Maruyama is right for small steps only.
+    default_steps = 512
+
     @register_to_config
     def __init__(self, volatility_scale: float = 1.0, start_time: float = 0.999, time_grid: str = "uniform"):
         self._check_config()
