@@ -24,8 +24,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 # Pages whose Python runs in tests/test_docs.py, and here.
 RUN_ELSEWHERE = {"tutorial.md", "extending.md", "likelihood.md"}
 RUN_HERE = {"README.md", "sampling.md", "training.md", "conditions.md", "evaluation.md"}
-# Not wrapped yet.
-LONG_LINES = {"few_steps.md", "conditions.md", "reliability.md"}
 # What is not run, but for its settings: what trains, samples for many minutes, or needs what is not here.
 NOT_RUN = (
     "examples/train_nfdm.py",
@@ -119,7 +117,7 @@ def test_lines_are_short_enough_to_read(page):
     text = re.sub(r"^```mermaid.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     assert text.endswith("\n")
     long = [line for line in text.splitlines() if len(line) > 119 and not line.startswith("|")]
-    assert not long or page.name in LONG_LINES, long[0]
+    assert not long, long[0]
 
 
 def test_all_code_of_all_pages_is_run_by_a_test():

@@ -47,7 +47,8 @@ def plot_frontier(rows: Sequence[dict], entropy: float | None = None) -> Figure:
 @matplotlib.rc_context(STYLE)
 def plot_study(runs: Sequence[dict]) -> Figure:
     """Calls against valid texts of runs with a `name` and a `frontier`; what comes before the last hyphen of the name
-    is the system, and has one colour. A line joins what differs in the number of steps alone.
+    is the system, and has one colour. A line joins what differs in the number of steps alone; the method is
+    written at its end.
     """
     figure, ax = make_figure(1, 1, (8, 4.6))
     systems = list(dict.fromkeys(run["name"].rpartition("-")[0] for run in runs))
@@ -61,9 +62,10 @@ def plot_study(runs: Sequence[dict]) -> Figure:
         for row in rows:
             method, _, options = row["sampling"].partition(":")
             methods.setdefault((method, options.partition(":")[2]), []).append((row["calls"], 100 * row["validity"]))
-        for number, points in enumerate(methods.values()):
+        for number, ((method, _), points) in enumerate(methods.items()):
             label = run["name"] if number == 0 else None
             ax.plot(*zip(*points), marker=marker, color=color, linewidth=0.8, label=label)
+            ax.annotate(method, points[-1], (4, -10), textcoords="offset points", color=color, fontsize="x-small")
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     ax.set(xlabel="calls of the predictor per text", ylim=(-4, 104), title="valid texts, %")
