@@ -34,9 +34,11 @@ CLOCKS = (
     "refine:64:min_p=0.02",
     "star:32:time_grid=learned:clock=ramp:8",
 )
-MASKED = (
-    *(f"masked:{steps}:block_size=8:min_p=0.02" for steps in (64, 32, 16, 8, 4)),
-    *(f"masked:{steps}:block_size=8:min_p=0.02:remasking=random" for steps in (64, 32, 16, 8, 4)),
+# A block takes a call at least.
+MASKED = tuple(
+    f"masked:{steps}:block_size={max(8, 64 // steps)}:min_p=0.02{remasking}"
+    for remasking in ("", ":remasking=random")
+    for steps in (64, 32, 16, 8, 4)
 )
 
 

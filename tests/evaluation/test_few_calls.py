@@ -8,7 +8,14 @@ import pytest
 import torch
 from tiny import make_pipeline, make_tokenizer, randomize
 
-from diffusers_text_nfdm import AutoregressiveConfig, AutoregressiveModel, AutoregressivePipeline
+from diffusers_text_nfdm import (
+    AutoregressiveConfig,
+    AutoregressiveModel,
+    AutoregressivePipeline,
+    MaskedDiffusionConfig,
+    MaskedDiffusionModel,
+    MaskedDiffusionPipeline,
+)
 
 
 SCRIPT = Path(__file__).parents[2] / "evaluation" / "few_calls.py"
@@ -53,6 +60,13 @@ def test_every_sampling_of_every_checkpoint_has_a_row(script, checkpoints, tmp_p
     assert table in capsys.readouterr().out
     assert table.count("\n") == len(rows) + 2 and len({line.count("|") for line in table.splitlines()}) == 1
     assert (tmp_path / "table.png").stat().st_size > 10_000
+
+
+def test_masked_diffusion_is_sampled_in_all_numbers_of_calls(script, tmp_path):
+    model = randomize(MaskedDiffusionModel(MaskedDiffusionConfig(vocab_size=11, max_length=64, block_size=8, **SIZES)))
+    MaskedDiffusionPipeline(model, make_tokenizer()).save_pretrained(tmp_path)
+    rows = script.measure(str(tmp_path), None, 2, 1, 0)
+    assert len(rows) == 10 and {row["most_calls"] for row in rows} <= {63, 64, 32, 16, 8, 4}
 
 
 @pytest.mark.parametrize(
