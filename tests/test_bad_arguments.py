@@ -10,8 +10,10 @@ from diffusers_text_nfdm import (
     JumpScheduler,
     MarkovChainScheduler,
     RefinementScheduler,
+    ReverseODEScheduler,
     estimate_likelihood,
     importance_weighted_bound,
+    load_text_dataset,
     masked_likelihood,
     metrics,
     score_texts,
@@ -95,6 +97,14 @@ CALLS = {
     "a sampling's clock": (lambda: Sampling("x", None, clock=3), "`clock` of a sampling is 3"),
     "a sampling's threshold": (lambda: Sampling("x", None, confidence_threshold="x"), "`confidence_threshold` is 'x'"),
     "MAUVE": (lambda: MauveSettings(scaling_factor=None), "`scaling_factor` is None"),
+    "seeds of MAUVE": (lambda: MauveSettings(seeds={"a": 1}), "`seeds` is {'a': 1}"),
+    "a weaker model": (lambda: sample(guidance_scale=2.0, guidance_model=[None]), "`guidance_model` is a list"),
+    "known of masks": (
+        lambda: masked_likelihood(tiny_masked.make_masked(), tiny_masked.TEXTS[:2], known=[None]),
+        "`known`",
+    ),
+    "a method": (lambda: ReverseODEScheduler(method=[None]), r"`method` is \[None\]"),
+    "seed of a dataset": (lambda: load_text_dataset("stories", seed=None), "`seed` is None"),
 }
 
 

@@ -15,6 +15,7 @@ from datasets import Dataset, DatasetDict, Features, IterableDataset, IterableDa
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
+from .checks import check_seed
 from .conditions import check_condition_length, encode_conditions
 from .text_files import SPLIT_NAMES, check_column, held_out_size, load_files, local_files
 from .tokenization import special_ids
@@ -61,6 +62,7 @@ def load_text_dataset(
     columns = {"text": column} | ({} if condition_column is None else {"condition": condition_column})
     if not isinstance(validation_fraction, (int, float)) or not 0 <= validation_fraction < 1:
         raise ValueError(f"validation_fraction is {validation_fraction!r}, but a share from 0 to below 1 is needed.")
+    check_seed(seed)
     files = None if source == "stories" else local_files(source)
     if config_name is not None and (source == "stories" or files is not None):
         raise ValueError(f"config_name is {config_name!r}, but only a dataset on the Hub has configurations.")

@@ -56,6 +56,22 @@ def test_resumed_equals_uninterrupted(data, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "parts", 8)
 
 
+def test_a_run_that_was_killed_before_it_removed_a_checkpoint_removes_it_when_it_goes_on(data, tmp_path, monkeypatch):
+    """`checkpoints_total_limit` holds, though no further checkpoint is written."""
+    options = {"checkpoints_total_limit": 1, "checkpoint_every": 4}
+
+    def killed(*_):
+        if len(checkpoint_folders(tmp_path)) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer_module, "remove_old", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(arguments(data, tmp_path, **options))
+    monkeypatch.undo()
+    assert train(arguments(data, tmp_path, resume="latest", **options)) is not None
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint-00000008"]
+
+
 def test_accumulation_changes_nothing(data, tmp_path):
     for accumulation in (1, 4):
         options = {"gradient_accumulation_steps": accumulation, "final_samples": 1, "evaluate_every": 8}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ..clocks import check_known
 from ..models import evaluation_mode
 from ..version import __version__
 from .estimation import check_draws, prepared_texts, unknown_tokens
@@ -51,6 +52,7 @@ def masked_likelihood(
     positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
     size = model.block_size(block_size)
     if known is not None:
+        check_known(known, input_ids.shape)
         model.check_inputs(input_ids.cpu(), known.cpu())
         if chars is not None:
             raise ValueError("`num_chars` is of whole texts; with `known` tokens leave it out.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..checks import check_one_of, is_number
 from ..clocks import Clock
@@ -79,6 +80,8 @@ def check_guidance(config: TextDiffusionConfig, scale: float, weaker: TextDiffus
     """Raise a ValueError for a guidance that cannot be."""
     if not is_number(scale) or not math.isfinite(scale) or scale <= 0:
         raise ValueError(f"`guidance_scale` is {scale!r}; it must be a number above 0.")
+    if weaker is not None and not isinstance(weaker, PreTrainedModel):
+        raise ValueError(f"`guidance_model` is a {type(weaker).__name__}; it must be a model of the same kind.")
     if weaker is not None and weaker.config.vocab_size != config.vocab_size:
         raise ValueError(
             f"`guidance_model` has {weaker.config.vocab_size} tokens, and the model {config.vocab_size}; they need "

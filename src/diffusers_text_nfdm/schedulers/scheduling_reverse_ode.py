@@ -84,7 +84,7 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         time_grid: str = "uniform",
     ):
         self._check_config()
-        if method not in TABLEAUS:
+        if not isinstance(method, str) or method not in TABLEAUS:
             raise ValueError(f"`method` is {method!r}; it must be one of {', '.join(map(repr, TABLEAUS))}.")
         if not all(isinstance(value, (int, float)) for value in (rtol, atol)) or not (rtol >= 0 and atol > 0):
             raise ValueError(

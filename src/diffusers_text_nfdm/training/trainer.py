@@ -195,6 +195,9 @@ class Trainer:
                 self.lock.release()
 
     def _finish(self) -> dict | None:
+        if self.accelerator.is_main_process:
+            # A run that was killed between its last checkpoint and this has one too many.
+            remove_old(self.run, self.arguments.checkpoints_total_limit)
         try:
             with self.stop_signal.interrupting():
                 return finish(self)
