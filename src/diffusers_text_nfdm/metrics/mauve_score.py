@@ -39,7 +39,7 @@ class MauveSettings:
     def __post_init__(self):
         if not self.seeds:
             raise ValueError("`seeds` is empty; MAUVE needs at least one seed of k-means.")
-        if not isinstance(self.seeds, (tuple, list)):
+        if not isinstance(self.seeds, (tuple, list)) or not all(isinstance(seed, int) for seed in self.seeds):
             raise ValueError(f"`seeds` is {self.seeds!r}; it must be a tuple of integers.")
         check_integers(1, max_text_length=self.max_text_length, kmeans_num_redo=self.kmeans_num_redo)
         check_integers(1, kmeans_max_iter=self.kmeans_max_iter)

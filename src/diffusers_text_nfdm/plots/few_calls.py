@@ -30,7 +30,7 @@ def plot_few_calls(rows: Sequence[dict]) -> Figure:
             ax.plot(
                 [factor * row[key] for row in own],
                 [100 * row["validity"] for row in own],
-                label=" ".join(dict.fromkeys(" ".join(group).split())),
+                label=" ".join(group),
                 linestyle="-" if len(own) > 1 else "none",
                 **style,
             )
