@@ -1,5 +1,6 @@
 """Wrong kinds of values: one sentence that names the argument, from whatever function is given them."""
 
+import numpy as np
 import pytest
 import tiny_baseline
 import tiny_masked
@@ -9,6 +10,7 @@ from tiny import make_config, make_ids, make_model, make_pipeline
 from diffusers_text_nfdm import (
     JumpScheduler,
     MarkovChainScheduler,
+    RampClock,
     RefinementScheduler,
     ReverseODEScheduler,
     estimate_likelihood,
@@ -20,10 +22,15 @@ from diffusers_text_nfdm import (
 )
 from diffusers_text_nfdm.clocks import make_clock
 from diffusers_text_nfdm.metrics import MauveSettings, Sampling
+from diffusers_text_nfdm.training import TrainingArguments
 
 
 MODEL = make_model("nfdm")
 TEXTS = ["Tom ran."]
+WRITER = {
+    "prediction_type": "categorical", "predictor": "two_stream", "jumps": True, "bos_token_id": 0, "eos_token_id": 1,
+    "pad_token_id": 3,
+}  # fmt: skip
 
 
 def sample(**options):
@@ -105,6 +112,44 @@ CALLS = {
     ),
     "a method": (lambda: ReverseODEScheduler(method=[None]), r"`method` is \[None\]"),
     "seed of a dataset": (lambda: load_text_dataset("stories", seed=None), "`seed` is None"),
+    "a source of no splits": (lambda: load_text_dataset({}), "`source`"),
+    "a source that is an array": (lambda: load_text_dataset(np.zeros((2, 5))), "source is array"),
+    "a source that can be no name": (lambda: load_text_dataset("a*b"), "no name of a Hub dataset"),
+    "half of a character": (lambda: sample(prompt="half \ud800"), "`prompt` has '\\\\ud800' at position 5"),
+    "half of a character to score": (lambda: metrics.diversity(["half \ud800"]), r"`texts\[0\]` has"),
+    "a number in a language": (lambda: metrics.story_language([1]), "`texts` is a int"),
+    "no text": (lambda: make_pipeline().tokenizer([]), r"`text` is \[\]"),
+    "no words": (lambda: make_pipeline().tokenizer([[]]), r"`text` is \[\[\]\]"),
+    "a flag as a token id": (lambda: make_pipeline().tokenizer.decode(True), "Token id True"),
+    "a broken size": (lambda: make_config("nfdm", intermediate_size=6.5), "`intermediate_size` is 6.5"),
+    "an endless text": (lambda: make_config("diffusion-lm", max_length=float("inf")), "`max_length` is inf"),
+    "a range beyond": (lambda: make_config("nfdm", initializer_range=9e15), "`initializer_range` is 9"),
+    "gamma": (lambda: make_config("mulan", gamma_max="x"), "`gamma_max` is 'x'"),
+    "an infinite weight": (lambda: MODEL(make_ids(2), next_token_weight=float("inf")), "`next_token_weight` is inf"),
+    "a prompt with a gap for the baseline": (
+        lambda: tiny_baseline.make_pipeline()(prompt="Tom [GAP]."),
+        "the `prompt`, or `known`, has tokens to write before given ones",
+    ),
+    "no rows for the baseline": (
+        lambda: tiny_baseline.make_baseline()(torch.zeros(0, 5, dtype=torch.long)),
+        "at least one row",
+    ),
+    "rows that are a number": (lambda: tiny_baseline.make_pipeline()(input_ids=3, known=3), "`input_ids` is a int"),
+    "rows that are a list": (
+        lambda: tiny_masked.make_pipeline()(num_samples=2, input_ids=[0.5, 0.9], known=make_ids(2) > 0),
+        "`input_ids` is a list",
+    ),
+    "known alone": (
+        lambda: make_pipeline("nfdm", JumpScheduler(), **WRITER)(
+            known=torch.tensor([[True, False, True, False, True]])
+        ),
+        "`input_ids` and `known` go together",
+    ),
+    "a grid of times": (lambda: MarkovChainScheduler(time_grid=np.zeros((2, 5))), "`time_grid` is array"),
+    "an order": (lambda: RampClock(2.0, order=np.zeros((2, 5))), "`order` is array"),
+    "times that are keys": (lambda: sample(num_inference_steps=None, timesteps={1: None}), "`timesteps` is {1: None}"),
+    "a flag as a tolerance": (lambda: ReverseODEScheduler(rtol=True), "`rtol` is True"),
+    "a number beyond integers": (lambda: TrainingArguments(log_every=4.5e123), "`log_every` is 4.5e"),
 }
 
 
@@ -118,9 +163,7 @@ def test_a_wrong_kind_of_value_is_named(name):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("scheduler", [MarkovChainScheduler, RefinementScheduler, JumpScheduler])
 def test_weights_that_are_no_numbers_write_no_text(scheduler, temperature):
-    options = {"prediction_type": "categorical", "predictor": "two_stream", "jumps": True}
-    ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3}
-    pipe = make_pipeline("nfdm", scheduler(), **options, **ids)
+    pipe = make_pipeline("nfdm", scheduler(), **WRITER)
     with torch.no_grad():
         next(pipe.model.parameters()).fill_(float("nan"))
     steps = {"temperature": temperature} if scheduler is MarkovChainScheduler else {}

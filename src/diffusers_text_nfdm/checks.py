@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,9 +17,10 @@ def is_number(value: Any) -> bool:
 
 
 def check_one_of(name: str, value: Any, allowed: Iterable) -> None:
-    """Raise a ValueError unless the value is one of those allowed."""
+    """Raise a ValueError unless the value is one of the words allowed."""
     allowed = tuple(allowed)
-    if value not in allowed:
+    # Only a string is compared: an array would be so value by value.
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
 
 
@@ -27,6 +29,13 @@ def check_positive(**values: Any) -> None:
     for name, value in values.items():
         if not is_number(value) or not value > 0:
             raise ValueError(f"`{name}` is {value!r}; it must be a number above 0.")
+
+
+def check_finite(**values: Any) -> None:
+    """Raise a ValueError unless every value is a finite number."""
+    for name, value in values.items():
+        if not is_number(value) or not math.isfinite(value):
+            raise ValueError(f"`{name}` is {value!r}; it must be a finite number.")
 
 
 def check_integers(minimum: int, **values: Any) -> None:

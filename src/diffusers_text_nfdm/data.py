@@ -13,9 +13,11 @@ from typing import Any, Literal
 import datasets
 from datasets import Dataset, DatasetDict, Features, IterableDataset, IterableDatasetDict, List, Value
 from datasets.fingerprint import Hasher
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 
-from .checks import check_seed
+from .checks import check_seed, is_number
 from .conditions import check_condition_length, encode_conditions
 from .text_files import SPLIT_NAMES, check_column, held_out_size, load_files, local_files
 from .tokenization import special_ids
@@ -60,13 +62,14 @@ def load_text_dataset(
     Local files are read through once before anything is built, so bad input leaves nothing behind.
     """
     columns = {"text": column} | ({} if condition_column is None else {"condition": condition_column})
-    if not isinstance(validation_fraction, (int, float)) or not 0 <= validation_fraction < 1:
+    if not is_number(validation_fraction) or not 0 <= validation_fraction < 1:
         raise ValueError(f"validation_fraction is {validation_fraction!r}, but a share from 0 to below 1 is needed.")
     check_seed(seed)
-    files = None if source == "stories" else local_files(source)
-    if config_name is not None and (source == "stories" or files is not None):
+    embedded = isinstance(source, str) and source == "stories"
+    files = None if embedded else local_files(source)
+    if config_name is not None and (embedded or files is not None):
         raise ValueError(f"config_name is {config_name!r}, but only a dataset on the Hub has configurations.")
-    if source == "stories":
+    if embedded:
         from .stories import load_stories
 
         for name in columns.values():
@@ -88,6 +91,10 @@ def _load_hub(
     validation_fraction: float,
     seed: int,
 ) -> AnyDatasetDict:
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ValueError(f"{name!r} is no local file or folder, and no name of a Hub dataset: {error}") from error
     try:
         # The builder knows the configurations and mostly the columns before anything is downloaded.
         features = datasets.load_dataset_builder(name, config_name).info.features

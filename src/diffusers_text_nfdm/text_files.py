@@ -37,7 +37,9 @@ def local_files(source: str | Path | Mapping[str, str | Path]) -> dict[str, tupl
     if isinstance(source, Mapping):
         unknown = [name for name in source if name not in SPLIT_NAMES]
         if unknown or "train" not in source or len({SPLIT_NAMES[name] for name in source}) < len(source):
-            raise ValueError(f"The splits are {list(source)}, but train and perhaps validation and test are needed.")
+            raise ValueError(
+                f"The splits of `source` are {list(source)}, but train and perhaps validation and test are needed."
+            )
         return {SPLIT_NAMES[name]: (_checked_file(Path(path)),) for name, path in source.items()}
     if not isinstance(source, (str, Path)) or not str(source):
         raise ValueError(f"source is {source!r}, but a name, a path or a mapping from split to path is needed.")

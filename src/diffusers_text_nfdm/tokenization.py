@@ -279,9 +279,15 @@ class WordTokenizer(PreTrainedTokenizerFast):
         return between_start_and_end(backend, self.model_max_length, type(self))
 
     def _encode_plus(self, text: str | list[str] | list[list[str]], *args, **kwargs) -> BatchEncoding:
-        for one in _strings(text):
+        texts = list(_strings(text))
+        if not texts:
+            raise ValueError(f"`text` is {text!r}; it must be a text, or a list of at least one.")
+        for one in texts:
             check_text("text", one)
         return super()._encode_plus(text, *args, **kwargs)
+
+    def _has(self, token: int) -> bool:
+        return isinstance(token, Integral) and not isinstance(token, bool) and 0 <= token < len(self)
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         return detokenize(tokens)
@@ -296,7 +302,7 @@ class WordTokenizer(PreTrainedTokenizerFast):
         ids = list(token_ids) if isinstance(token_ids, (list, tuple)) else [token_ids]
         if skip_special_tokens:
             ids = content_ids(ids, self)
-        for unknown in (token for token in ids if not isinstance(token, Integral) or not 0 <= token < len(self)):
+        for unknown in (token for token in ids if not self._has(token)):
             raise ValueError(f"Token id {unknown!r} is outside the vocabulary, whose ids are 0 to {len(self) - 1}.")
         tokens = self.convert_ids_to_tokens(ids)
         return " ".join(tokens) if clean_up_tokenization_spaces is False else detokenize(tokens)

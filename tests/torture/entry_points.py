@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -209,7 +209,7 @@ def texts_and_data(folder: Path) -> list[Entry]:
     def encode(text: str | list[str]):
         return tokenizer(text)
 
-    def decode(token_ids: int | list[int]):
+    def decode(token_ids: int | Sequence):
         return tokenizer.decode(token_ids)
 
     return [

@@ -67,7 +67,8 @@ def odd_values(annotation: Any) -> st.SearchStrategy[tuple[str, Any]]:
 
 
 KINDS = {
-    "int": lambda x: isinstance(x, int) and not isinstance(x, bool),
+    # A recipe may say 1.0e+4.
+    "int": lambda x: not isinstance(x, bool) and (isinstance(x, int) or (isinstance(x, float) and x.is_integer())),
     "float": lambda x: isinstance(x, (int, float)) and not isinstance(x, bool),
     "str": lambda x: isinstance(x, str),
     "None": lambda x: x is None,

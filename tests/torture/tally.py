@@ -13,7 +13,7 @@ from pathlib import Path
 
 # A wrong result without a word; an error that does not say what to do; a file that is neither the old nor the new one.
 FAILURES = ("silent", "obscure", "half-written")
-SHOWN = 10
+SHOWN = 40
 
 
 @dataclass
@@ -106,8 +106,17 @@ def table(tallies: Iterable[Tally]) -> str:
     )
 
 
+def different(stories: Iterable[str]) -> list[str]:
+    """The first story of each part and place, so that one defect does not hide the others."""
+    first = {}
+    for story in stories:
+        place = re.search(r"\(\S+:\d+\)$", story)
+        first.setdefault((story.split(":")[0], place and place[0]), story)
+    return list(first.values())
+
+
 def report(tallies: list[Tally]) -> str:
-    """The table, what each kind consisted of, and the first stories of what went wrong."""
+    """The table, what each kind consisted of, and a story of each thing that went wrong."""
     lines = [table(tallies), ""]
     for tally in tallies:
         parts = ", ".join(f"{name} {number}" for name, number in sorted(tally.parts.items()))
@@ -115,9 +124,10 @@ def report(tallies: list[Tally]) -> str:
     for tally in tallies:
         for verdict in FAILURES:
             stories = [story for found, story in tally.failures if found == verdict]
+            shown = different(stories)[:SHOWN]
             if stories:
-                lines += ["", f"{tally.kind}, {verdict}:", *(f"  {story}" for story in stories[:SHOWN])]
-            if len(stories) > SHOWN:
-                lines.append(f"  and {len(stories) - SHOWN} more")
+                lines += ["", f"{tally.kind}, {verdict}:", *(f"  {story}" for story in shown)]
+            if len(stories) > len(shown):
+                lines.append(f"  and {len(stories) - len(shown)} more")
     # Some of the inputs cannot be printed.
     return "\n".join(lines).encode(errors="backslashreplace").decode()

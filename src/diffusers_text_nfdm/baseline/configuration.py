@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import GPT2Config, PreTrainedConfig
 
+from ..checks import check_integers
 from ..conditions import check_condition_length
 from ..models.configuration import CHECKPOINT_FORMAT, check_format
 
@@ -49,17 +50,15 @@ class AutoregressiveConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         check_format(self.checkpoint_format)
-        for name in (
-            "vocab_size",
-            "max_length",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
+        check_integers(
+            1,
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            intermediate_size=self.intermediate_size,
+        )
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"`hidden_size` is {self.hidden_size} with `num_attention_heads` {self.num_attention_heads}; it must "

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..checks import check_positive
+from ..checks import check_integers
 from ..conditions import check_condition_length
 from ..models.configuration import CHECKPOINT_FORMAT, check_format
 
@@ -59,15 +59,15 @@ class MaskedDiffusionConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         check_format(self.checkpoint_format)
-        check_positive(
+        check_integers(
+            1,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             num_hidden_layers=self.num_hidden_layers,
             num_attention_heads=self.num_attention_heads,
             intermediate_size=self.intermediate_size,
         )
-        if self.max_length < 2:
-            raise ValueError(f"`max_length` is {self.max_length}; START and a token make at least 2.")
+        check_integers(2, max_length=self.max_length)
         if self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
                 f"`hidden_size` is {self.hidden_size} with `num_attention_heads` {self.num_attention_heads}; it must "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from ..checks import check_is_tensor, check_token_ids, is_number, pad_rows
+from ..checks import check_finite, check_is_tensor, check_token_ids, pad_rows
 from ..clocks import GOLDEN_RATIO, check_known
 from ..models.loading import SafetensorsModel
 from ..models.prediction import Prediction
@@ -250,9 +250,7 @@ class MaskedDiffusionModel(SafetensorsModel):
         input_ids = pad_rows(input_ids, self.config)
         self.check_inputs(input_ids, known)
         block_size = self.block_size(block_size)
-        for name, value in (("largest_share", largest_share), ("next_token_weight", next_token_weight)):
-            if not is_number(value):
-                raise ValueError(f"`{name}` is {value!r}; it must be a number.")
+        check_finite(largest_share=largest_share, next_token_weight=next_token_weight)
         if draws is not None and not isinstance(draws, MaskedDraws):
             raise ValueError(f"`draws` is a {type(draws).__name__}; it must be `MaskedDraws`, as `draw` makes them.")
         if not 0 < largest_share <= 1:

@@ -123,14 +123,14 @@ class AutoregressiveModel(SafetensorsModel):
         """Raise a ValueError for token ids that the model cannot take."""
         config = self.config
         check_is_tensor("input_ids", input_ids)
-        if input_ids.ndim != 2 or not 2 <= input_ids.shape[1] <= config.max_length:
+        if input_ids.ndim != 2 or not len(input_ids) or not 2 <= input_ids.shape[1] <= config.max_length:
             raise ValueError(
-                f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, seq) with 2 to "
-                f"{config.max_length} positions."
+                f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, seq) with at least one row and 2 "
+                f"to {config.max_length} positions."
             )
         check_token_ids(input_ids, config.vocab_size)
         # As there, values are read on the CPU only.
-        if input_ids.device.type != "cpu" or not len(input_ids):
+        if input_ids.device.type != "cpu":
             return
         if (input_ids[:, 0] != config.bos_token_id).any():
             raise ValueError(

@@ -12,7 +12,7 @@ from ..models.token_choice import check_cuts, draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
 from ..pipelines.prompts import write_prompts
-from ..pipelines.samples import check_given, check_samples, decode_texts, sample_generators
+from ..pipelines.samples import check_given, check_samples, count_rows, decode_texts, sample_generators
 from ..pipelines.token_writing import begins
 from .modeling import AutoregressiveModel
 
@@ -68,13 +68,14 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
             }  # fmt: skip
             return write_prompts(self, prompt, condition, num_samples, generator, {}, options)
         if num_samples is None:
-            num_samples = 1 if input_ids is None else len(input_ids)
+            num_samples = 1 if input_ids is None else count_rows("input_ids", input_ids)
         check_samples(num_samples, batch_size, generator)
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         check_cuts(**choice)
         if check_given(num_samples, input_ids, known) and not begins(known).all():
             raise ValueError(
-                "An autoregressive model continues a beginning; here are known tokens behind unknown ones."
+                "An autoregressive model continues a beginning; the `prompt`, or `known`, has tokens to write before "
+                "given ones."
             )
         generators = sample_generators(num_samples, generator)
         starts = range(0, num_samples, batch_size)

@@ -15,7 +15,7 @@ from ..models.token_choice import check_cuts, draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
 from ..pipelines.prompts import write_prompts
-from ..pipelines.samples import check_given, check_samples, decode_texts, sample_generators
+from ..pipelines.samples import check_given, check_samples, count_rows, decode_texts, sample_generators
 from .masked_modeling import MaskedDiffusionModel
 
 
@@ -96,7 +96,7 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
         if gen_length is not None:
             raise ValueError("`gen_length` needs a `prompt`, which it continues.")
         if num_samples is None:
-            num_samples = 1 if input_ids is None else len(input_ids)
+            num_samples = 1 if input_ids is None else count_rows("input_ids", input_ids)
         model = self.model
         check_samples(num_samples, batch_size, generator)
         check_one_of("remasking", remasking, REMASKING)

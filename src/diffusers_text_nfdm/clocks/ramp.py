@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import is_number
+from ..checks import check_one_of, is_number
 from ..networks.dual import Dual
 from .base import Clock, Density, Windows
 
@@ -37,10 +37,7 @@ class RampClock(Clock):
     def __post_init__(self) -> None:
         if not is_number(self.width) or not 0 <= self.width < float("inf"):
             raise ValueError(f"The `width` of a ramp is {self.width!r}; it must be a number of at least 0.")
-        if self.order not in ORDERS:
-            raise ValueError(
-                f"The `order` of a ramp is {self.order!r}; it must be one of {', '.join(map(repr, ORDERS))}."
-            )
+        check_one_of("order", self.order, ORDERS)
         if self.offsets is not None:
             try:
                 object.__setattr__(self, "offsets", tuple(float(offset) for offset in self.offsets))

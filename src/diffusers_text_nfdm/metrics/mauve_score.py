@@ -37,10 +37,10 @@ class MauveSettings:
     kmeans_explained_var: float = 0.9
 
     def __post_init__(self):
-        if not self.seeds:
-            raise ValueError("`seeds` is empty; MAUVE needs at least one seed of k-means.")
         if not isinstance(self.seeds, (tuple, list)) or not all(isinstance(seed, int) for seed in self.seeds):
             raise ValueError(f"`seeds` is {self.seeds!r}; it must be a tuple of integers.")
+        if not self.seeds:
+            raise ValueError("`seeds` is empty; MAUVE needs at least one seed of k-means.")
         check_integers(1, max_text_length=self.max_text_length, kmeans_num_redo=self.kmeans_num_redo)
         check_integers(1, kmeans_max_iter=self.kmeans_max_iter)
         check_positive(scaling_factor=self.scaling_factor, kmeans_explained_var=self.kmeans_explained_var)

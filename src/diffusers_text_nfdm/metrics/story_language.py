@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..checks import check_integers, check_seed
+from ..checks import check_integers, check_seed, check_text
 from ..stories import StoryGrammar
 from ..stories.grammar import MemoryGrammar, Step
 
@@ -35,6 +35,8 @@ def story_language(
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
         raise ValueError(f"`texts` is {texts!r}; it must be a list of at least one text.")
+    for text in texts:
+        check_text("texts", text)
     grammar = StoryGrammar() if grammar is None else grammar
     log_probabilities = {text: grammar.log_prob(text) for text in dict.fromkeys(texts)}
     valid = [text for text in texts if log_probabilities[text] > -math.inf]

@@ -34,8 +34,7 @@ def check_texts(texts: Sequence[str], name: str, minimum: int = 1) -> list[str]:
     if len(texts) < minimum:
         raise ValueError(f"`{name}` has {len(texts)} texts; at least {minimum} are needed.")
     for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(f"`{name}[{index}]` is a {type(text).__name__}; every text must be a string.")
+        check_text(f"{name}[{index}]", text)
         if not text.strip():
             raise ValueError(
                 f"`{name}[{index}]` is blank, which has no words to score. Count blank texts, report their number, "

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from ..checks import check_integers, check_one_of, check_positive, is_number
+from ..checks import check_finite, check_integers, check_one_of, check_positive, is_number
 from ..clocks import make_clock
 from ..conditions import check_condition_length
 
@@ -114,7 +114,8 @@ class TextDiffusionConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         check_format(self.checkpoint_format)
-        check_positive(
+        check_integers(
+            1,
             vocab_size=self.vocab_size,
             max_length=self.max_length,
             embedding_dim=self.embedding_dim,
@@ -133,6 +134,8 @@ class TextDiffusionConfig(PreTrainedConfig):
             if not is_number(value) or not 0 <= value <= 1:
                 raise ValueError(f"`{name}` is {value!r}; it must be in [0, 1].")
         check_positive(layer_norm_eps=self.layer_norm_eps, initializer_range=self.initializer_range)
+        if self.initializer_range > 1:
+            raise ValueError(f"`initializer_range` is {self.initializer_range}; it must be at most 1.")
         check_one_of("hidden_act", self.hidden_act, ACT2FN)
         for name in ("is_decoder", "add_cross_attention"):
             if getattr(self, name) is not False:
@@ -205,15 +208,15 @@ class NFDMConfig(TextDiffusionConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        check_positive(
-            delta=self.delta,
+        check_positive(delta=self.delta, volatility_floor=self.volatility_floor)
+        check_integers(
+            1,
             forward_hidden_size=self.forward_hidden_size,
             forward_num_layers=self.forward_num_layers,
             forward_num_heads=self.forward_num_heads,
             forward_intermediate_size=self.forward_intermediate_size,
             forward_time_dim=self.forward_time_dim,
             volatility_hidden_size=self.volatility_hidden_size,
-            volatility_floor=self.volatility_floor,
         )
         self._check_heads("forward_hidden_size", "forward_num_heads")
         check_one_of("time_conditioning", self.time_conditioning, ("adaln", "additive", "head"))
@@ -253,7 +256,8 @@ class MuLANConfig(TextDiffusionConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        check_positive(
+        check_integers(
+            1,
             schedule_hidden_size=self.schedule_hidden_size,
             context_dim=self.context_dim,
             context_hidden_size=self.context_hidden_size,
@@ -262,6 +266,7 @@ class MuLANConfig(TextDiffusionConfig):
             context_intermediate_size=self.context_intermediate_size,
         )
         self._check_heads("context_hidden_size", "context_num_heads")
+        check_finite(gamma_min=self.gamma_min, gamma_max=self.gamma_max)
         if not self.gamma_min < self.gamma_max:
             raise ValueError(
                 f"`gamma_min` is {self.gamma_min} and `gamma_max` {self.gamma_max}; it must be the smaller one."

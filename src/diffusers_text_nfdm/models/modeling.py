@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .. import objective
-from ..checks import check_is_tensor, check_token_ids, is_number, pad_rows
+from ..checks import check_finite, check_is_tensor, check_token_ids, pad_rows
 from ..clocks import Clock, Density, Windows, check_known, hold_known, make_clock
 from ..conditions import with_condition
 from ..forward_processes import ForwardProcess
@@ -245,14 +245,11 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         """
         input_ids = pad_rows(input_ids, self.config)
         self.check_inputs(input_ids, known, t)
-        weights = {
-            "context_weight": context_weight,
-            "next_token_weight": next_token_weight,
-            "straightness_weight": straightness_weight,
-        }
-        for name, weight in weights.items():
-            if not is_number(weight):
-                raise ValueError(f"`{name}` is {weight!r}; it must be a number.")
+        check_finite(
+            context_weight=context_weight,
+            next_token_weight=next_token_weight,
+            straightness_weight=straightness_weight,
+        )
         self._check_options(cross_entropy, next_token_weight, next_token_only, straightness_weight, jumps, known)
         if draws is not None and not isinstance(draws, Draws):
             raise ValueError(f"`draws` is a {type(draws).__name__}; it must be `Draws`, as `draw` makes them.")

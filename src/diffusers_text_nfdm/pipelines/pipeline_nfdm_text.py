@@ -30,7 +30,7 @@ from .early_end import EarlyEnd
 from .guidance import GuidedModel
 from .hub import HubCheckpointMixin
 from .prompts import write_prompts
-from .samples import check_samples, decode_texts, fork, sample_generators
+from .samples import check_given, check_samples, count_rows, decode_texts, fork, sample_generators
 from .token_writing import begins, filling_scheduler, needs_filling, with_choice, write_tokens
 
 
@@ -186,9 +186,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         check_integers(1, max_gap_length=max_gap_length)
         if gen_length is not None:
             raise ValueError("`gen_length` needs a `prompt`, which it continues.")
-        given = next((x for x in (latents, input_ids) if x is not None), None)
+        given = [(name, x) for name, x in (("latents", latents), ("input_ids", input_ids)) if x is not None]
         if num_samples is None:
-            num_samples = 1 if given is None else len(given)
+            num_samples = count_rows(*given[0]) if given else 1
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         choice = {name: value for name, value in choice.items() if value is not None}
         check_token_scheduler(
@@ -271,6 +271,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         """Texts with gaps, for a scheduler that writes from left to right and would not see what follows. It writes
         the texts of which a beginning is known.
         """
+        check_given(len(known), input_ids, known)
         check_samples(len(known), options["batch_size"], generator)
         generators = sample_generators(len(known), generator)
         options, latents = dict(options), options["latents"]

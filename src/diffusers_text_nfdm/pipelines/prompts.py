@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..checks import is_number
+from ..checks import check_text, is_number
 from ..conditions import encode_conditions, put_in, spread, take_out
 from ..likelihood.scoring import score_texts
 from ..tokenization import special_ids
@@ -116,10 +116,15 @@ def for_each_text(**given: str | list[str] | None) -> dict[str, list[str | None]
             raise ValueError(f"There are {len(value)} of `{name}` for {number} texts; leave `num_samples` out.")
         number = len(value)
     number = 1 if number is None else number
-    return {
+    texts = {
         name: [value] * number if value is None or isinstance(value, str) else list(value)
         for name, value in given.items()
     }
+    for name, values in texts.items():
+        for value in values:
+            if value is not None:
+                check_text(name, value)
+    return texts
 
 
 def write_prompts(

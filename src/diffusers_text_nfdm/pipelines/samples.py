@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..checks import is_number
+from ..checks import check_is_tensor, is_number
 from ..clocks import check_known
 from ..conditions import text_tokens
 from ..tokenization import content_ids
@@ -35,14 +35,23 @@ def check_samples(num_samples: int, batch_size: int, generator: torch.Generator 
             )
 
 
+def count_rows(name: str, value: Tensor) -> int:
+    """Of a tensor with one for each sample; a ValueError for what is none."""
+    check_is_tensor(name, value)
+    if not value.ndim:
+        raise ValueError(f"`{name}` is a number; it must be a tensor with a row for each sample.")
+    return len(value)
+
+
 def check_given(num_samples: int, input_ids: Tensor | None, known: Tensor | None) -> bool:
     """Whether tokens are given; a ValueError where these are no token ids and known tokens of so many samples."""
     if (input_ids is None) != (known is None):
         raise ValueError("`input_ids` and `known` go together: token ids, and which of them are given.")
     if input_ids is None:
         return False
-    if len(input_ids) != num_samples:
-        raise ValueError(f"`input_ids` has {len(input_ids)} rows for {num_samples} samples; each needs one.")
+    rows = count_rows("input_ids", input_ids)
+    if rows != num_samples:
+        raise ValueError(f"`input_ids` has {rows} rows for {num_samples} samples; each needs one.")
     check_known(known, input_ids.shape)
     return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
+from ..checks import check_one_of, is_number
 from ..clocks import BatchClock
 from ..models.prediction import Prediction
 from ..networks.dual import Dual
@@ -45,11 +46,8 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
     default_steps = 64
 
     def _check_config(self) -> None:
-        if self.config.time_grid not in TIME_GRIDS:
-            raise ValueError(
-                f"`time_grid` is {self.config.time_grid!r}; it must be one of {', '.join(map(repr, TIME_GRIDS))}."
-            )
-        if not isinstance(self.start_time, (int, float)) or not 0 < self.start_time <= 1:
+        check_one_of("time_grid", self.config.time_grid, TIME_GRIDS)
+        if not is_number(self.start_time) or not 0 < self.start_time <= 1:
             raise ValueError(f"`start_time` is {self.start_time!r}; it must be in (0, 1].")
 
     @property
@@ -103,6 +101,8 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError("Give either `num_inference_steps` or `timesteps`, one of the two.")
         if timesteps is not None:
             try:
+                if isinstance(timesteps, Mapping):
+                    raise TypeError("keys are no times")
                 grid = [float(time) for time in timesteps] + [0.0]
             except (TypeError, ValueError) as error:
                 raise ValueError(f"`timesteps` is {timesteps!r}; it must be decreasing times in (0, 1].") from error

@@ -7,6 +7,7 @@ from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
+from ..checks import is_number
 from ..forward_processes import ForwardProcess
 from ..models.prediction import Prediction
 from ..models.token_choice import CHOICE, check_choice, select_tokens
@@ -57,9 +58,7 @@ class MarkovChainScheduler(TextDiffusionScheduler):
     ):
         self._check_config()
         if noise_fraction != "snr" and not (
-            isinstance(noise_fraction, (int, float))
-            and not isinstance(noise_fraction, bool)
-            and 0 <= noise_fraction <= 1
+            is_number(noise_fraction) and not isinstance(noise_fraction, bool) and 0 <= noise_fraction <= 1
         ):
             raise ValueError(f"`noise_fraction` is {noise_fraction!r}; it must be a number in [0, 1] or 'snr'.")
         if prediction not in ("mean", "tokens"):

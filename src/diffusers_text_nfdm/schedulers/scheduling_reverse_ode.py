@@ -10,6 +10,7 @@ from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
+from ..checks import is_number
 from ..clocks import BatchClock
 from ..forward_processes import ForwardProcess
 from ..models.prediction import Prediction
@@ -86,7 +87,7 @@ class ReverseODEScheduler(TextDiffusionScheduler):
         self._check_config()
         if not isinstance(method, str) or method not in TABLEAUS:
             raise ValueError(f"`method` is {method!r}; it must be one of {', '.join(map(repr, TABLEAUS))}.")
-        if not all(isinstance(value, (int, float)) for value in (rtol, atol)) or not (rtol >= 0 and atol > 0):
+        if not all(is_number(value) for value in (rtol, atol)) or not (rtol >= 0 and atol > 0):
             raise ValueError(
                 f"`rtol` is {rtol!r} and `atol` {atol!r}; they must be numbers of at least 0 and above 0."
             )

@@ -9,6 +9,7 @@ from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
+from ..checks import is_number
 from ..forward_processes import ForwardProcess
 from ..models.prediction import Prediction
 from ..networks.dual import Dual
@@ -34,11 +35,7 @@ class ReverseSDEScheduler(TextDiffusionScheduler):
     @register_to_config
     def __init__(self, volatility_scale: float = 1.0, start_time: float = 0.999, time_grid: str = "uniform"):
         self._check_config()
-        if (
-            isinstance(volatility_scale, bool)
-            or not isinstance(volatility_scale, (int, float))
-            or not volatility_scale >= 0
-        ):
+        if isinstance(volatility_scale, bool) or not is_number(volatility_scale) or not volatility_scale >= 0:
             raise ValueError(f"`volatility_scale` is {volatility_scale!r}; it must be a number of at least 0.")
 
     def step(

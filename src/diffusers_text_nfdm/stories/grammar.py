@@ -149,7 +149,7 @@ class MemoryGrammar:
         if not isinstance(seed, (int, str)) or isinstance(seed, bool):
             raise ValueError(f"seed is {seed!r}; an integer or a string is needed")
         # Only `random()` is promised to give the same stream in every Python version.
-        draw = Random(f"stories:{seed}").random
+        draw = Random(f"stories:{seed}".encode(errors="backslashreplace").decode()).random
         for _ in range(n):
             parts: list[str] = []
             branches: list[Branch] = []

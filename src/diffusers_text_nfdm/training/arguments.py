@@ -505,7 +505,7 @@ def _coerce(name: str, value: Any, kind: Any) -> Any:
         kind = next(option for option in typing.get_args(kind) if option is not type(None))
     if kind in (int, float) and isinstance(value, str):
         value = scalar(value)
-    if kind is int and isinstance(value, float) and value.is_integer():
+    if kind is int and isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
