@@ -267,9 +267,10 @@ class MuLANConfig(TextDiffusionConfig):
         )
         self._check_heads("context_hidden_size", "context_num_heads")
         check_finite(gamma_min=self.gamma_min, gamma_max=self.gamma_max)
-        if not self.gamma_min < self.gamma_max:
+        # Beyond, a variance is 0 in float32.
+        if not -80 <= self.gamma_min < self.gamma_max <= 80:
             raise ValueError(
-                f"`gamma_min` is {self.gamma_min} and `gamma_max` {self.gamma_max}; it must be the smaller one."
+                f"`gamma_min` is {self.gamma_min} and `gamma_max` {self.gamma_max}; they must increase, in [-80, 80]."
             )
 
 
