@@ -187,6 +187,7 @@ class NFDMConfig(TextDiffusionConfig):
         time_conditioning: how the forward network gets its times: `"adaln"` (NFDM), `"additive"` (NFDM-Additive), or
             `"head"`: only behind its transformer layers, which then need no time derivative.
         forward_hidden_size, forward_num_layers, forward_num_heads, forward_intermediate_size: the forward network.
+            Without layers there is none, and the process is not deformed: `(1-t) E + δ^(1-t) ε`.
         forward_time_dim: size of its time embedding with `"adaln"` and `"head"`.
         volatility: g(t): `"free"`, the paper's softplus network; or `"markovian"`: a learned factor on the volatility
             that makes the undeformed process Markov, which is where the bound is least at the start.
@@ -212,12 +213,12 @@ class NFDMConfig(TextDiffusionConfig):
         check_integers(
             1,
             forward_hidden_size=self.forward_hidden_size,
-            forward_num_layers=self.forward_num_layers,
             forward_num_heads=self.forward_num_heads,
             forward_intermediate_size=self.forward_intermediate_size,
             forward_time_dim=self.forward_time_dim,
             volatility_hidden_size=self.volatility_hidden_size,
         )
+        check_integers(0, forward_num_layers=self.forward_num_layers)
         self._check_heads("forward_hidden_size", "forward_num_heads")
         check_one_of("time_conditioning", self.time_conditioning, ("adaln", "additive", "head"))
         check_one_of("volatility", self.volatility, ("free", "markovian"))
