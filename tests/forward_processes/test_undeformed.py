@@ -35,6 +35,14 @@ def test_bound():
     torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
 
 
+def test_signal_to_noise_ratio():
+    process = pair()[1].forward_process
+    t = torch.tensor([[0.0, 0.3, 0.9, 1.0]], dtype=torch.float64)
+    alpha, sigma = process.alpha_sigma(t)
+    torch.testing.assert_close(process.snr(t)[:, :-1], (alpha / sigma).square()[:, :-1])
+    assert (process.snr(t) > 0).all()
+
+
 def test_it_has_no_network_to_train():
     _, none = pair()
     assert not any("forward_process.network" in name for name, _ in none.named_parameters())

@@ -131,6 +131,14 @@ class NFDMProcess(ForwardProcess):
         t = t[..., None]
         return 1 - t, torch.exp((1 - t) * self.log_delta)
 
+    def snr(self, t: Tensor, context: Tensor | None = None) -> Tensor:
+        """`((1-t) / δ^(1-t))²`, of a process that no network deforms."""
+        if self.network is not None:
+            return super().snr(t, context)
+        alpha, sigma = self.alpha_sigma(t, context)
+        # At t = 1 it is 0, and ratios are taken of it.
+        return (alpha / sigma).square().clamp_min(torch.finfo(t.dtype).tiny)
+
     def _mean_and_std(self, embeddings: Tensor, t: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         t = t[..., None]
         bump = t * (1 - t)
