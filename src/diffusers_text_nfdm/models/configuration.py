@@ -60,8 +60,8 @@ class TextDiffusionConfig(PreTrainedConfig):
             the vocabulary around the posterior of a single token, exact for MuLAN and Diffusion-LM and that of the
             undeformed process for NFDM; Ê is the mean embedding under them.
         self_conditioning: the predictor is called twice and sees its first Ê in the second call. No gradient goes
-            through the first call. (Chen et al. 2022 take the Ê of the sampling step before. Then Ê is no function of
-            z, and nothing bounds the likelihood of the samples.)
+            through the first call. In sampling a step is one call, which sees the Ê of the step before (Chen et al.
+            2022).
         jumps: the predictor can write several tokens in one call from the noise that decides them; for the clean
             stream of `"two_stream"` (`objective.jump_losses`).
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
@@ -167,7 +167,7 @@ class TextDiffusionConfig(PreTrainedConfig):
 
     @property
     def calls_per_prediction(self) -> int:
-        """How often the predictor is called for one Ê."""
+        """How often a bound calls the predictor for one Ê."""
         return 2 if self.self_conditioning else 1
 
     def _check_heads(self, size_name: str, heads_name: str) -> None:
