@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 
 import pytest
@@ -70,6 +71,21 @@ def test_pickled_objects_are_refused_without_advice_to_load_them(data, run):
     (checkpoint / CHECKSUMS_FILE).write_text(json.dumps(checkpoints.folder_checksums(checkpoint)))
     with pytest.raises(ValueError, match="has a pickle of objects, which are never loaded.$"):
         Trainer(arguments(data, run, num_samples=0, final_samples=1, resume=str(checkpoint)))
+
+
+def test_another_bit_in_any_file_of_a_checkpoint_is_found(data, run):
+    checkpoint = run / "checkpoint-00000008"
+    files = [path for path in checkpoint.iterdir() if path.name != CHECKSUMS_FILE]
+    assert {"model.safetensors", "average.safetensors", "optimizer.bin", "optimizer_1.bin"} < {f.name for f in files}
+    for path in files:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+        before = re.escape(f"Go back with `--resume {run / 'checkpoint-00000004'}`.")
+        with pytest.raises(
+            ValueError, match=f"{checkpoint} is damaged: {path.name} is not what was written. {before}"
+        ):
+            Trainer(arguments(data, run, num_samples=0, final_samples=1, resume="latest"))
+        path.write_bytes(whole)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
