@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 
 import pytest
@@ -308,6 +309,26 @@ def test_refused_before_anything_is_written(options, message, data, tmp_path):
     with pytest.raises((ValueError, OSError), match=message):
         train(arguments(data, tmp_path / "run", **options))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("writer", "name"), [("_own_run", ".lock"), ("_write_run_files", "tokenizer"), ("_record", "metrics.jsonl")]
+)
+def test_a_file_of_the_run_that_cannot_be_written_is_named(writer, name, data, tmp_path, monkeypatch):
+    """The kernel refuses files beyond a limit."""
+    trainer = Trainer(arguments(data, tmp_path / "run", max_steps=1, num_samples=0))
+    write, (soft, hard) = getattr(trainer, writer), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limited(*args):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        try:
+            write(*args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(trainer, writer, limited)
+    with pytest.raises(OSError, match=f"Could not write {tmp_path / 'run' / name}: .*File too large"):
+        trainer.train()
 
 
 def test_other_run_in_the_folder_is_left_alone(data, tmp_path):
