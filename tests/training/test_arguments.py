@@ -159,6 +159,7 @@ def test_wrong_arguments_are_refused_by_name(argv, message, capsys):
         (b"\x93NUMPY\xff", "no valid YAML"),
         (b"3: 4", "unknown setting 3"),
         (b"[" * 5000, "no valid YAML"),
+        (b"max_steps: !!python/object/apply:os.getpid []", "no valid YAML"),
     ],
 )
 def test_files_that_hold_no_settings(text, message, tmp_path):
