@@ -90,6 +90,7 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
         (["--learning_rate", "{a: [b"], "`learning_rate` is '{a: [b'; it must be of type float"),
         (["--max_steps", "!!python/name:os.system"], "`max_steps` is '!!python/name:os.system'"),
         (["--max_steps", "2020-99-99"], "`max_steps` is '2020-99-99'"),
+        (["--max_steps", "[" * 5000], "`max_steps` is '[[["),
         (["--frontier", "few=3"], "`frontier[few]` is 3; it must be a sampling such as star:16"),
         (["--frontier", "few=masked:8"], "'masked:8', which is no way to sample from a model of `model_type` 'nfdm'"),
         (["--frontier", "few=star"], "The sampling is 'star'; it must be of the form"),
