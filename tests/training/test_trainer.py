@@ -347,7 +347,9 @@ def test_checkpoint_continues_in_another_folder(data, tmp_path):
     train(arguments(data, tmp_path / "two", resume=str(tmp_path / "one" / "checkpoint-00000004")))
     one, two = weights(tmp_path / "one", 8), weights(tmp_path / "two", 8)
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert (tmp_path / "two" / "tokenizer").is_dir() and metrics(tmp_path / "two")[0]["step"] == 5
+    assert metrics(tmp_path / "two")[0]["step"] == 5
+    for path in (tmp_path / "one" / "tokenizer").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / "tokenizer" / path.name).read_bytes()
 
 
 def test_what_divergence_advises_can_be_done(data, tmp_path, capsys):
