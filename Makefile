@@ -15,7 +15,8 @@ help:
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the tests that take minutes, or need spaCy or ROCStories"
 	@echo "make test-page  drive the page in a headless Chromium, which must be installed"
-	@echo "make test-oldest  run fast tests with the oldest versions that setup.py allows; OLDEST=torch==2.13.0 to name some"
+	@echo "make test-oldest  run fast tests with the oldest versions that setup.py allows, but the torch of .venv; OLDEST="
+	@echo "                with the oldest torch, too"
 	@echo "make torture    kills, full disks, damage, strangers' checkpoints, a failing Hub, odd arguments: 20 minutes;"
 	@echo "                ONLY=kind and SECONDS=number for a part of it"
 	@echo "make quality    check the code with ruff; make style mends what can be mended"
@@ -62,16 +63,18 @@ test-slow: $(VENV)/.installed-dev
 test-page: $(VENV)/.installed-demo
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m page tests/examples/test_app.py
 
-# Direct dependencies at the lower bounds of setup.py. OLDEST holds versions to take instead, where an old one cannot be
-# had; UV_TORCH_BACKEND=cpu takes torch without CUDA.
-OLDEST ?=
+# Direct dependencies at the lower bounds of setup.py. Only torch is that of .venv: an old one would come from PyPI with
+# gigabytes of CUDA. Where the index of torch without CUDA can be reached, `OLDEST= UV_TORCH_BACKEND=cpu` takes the
+# oldest torch, too. OLDEST holds versions to take instead of the oldest.
+OLDEST ?= torch==$(shell $(BIN)/python -c "from importlib.metadata import version; print(version('torch'))")
 OLDEST_VENV ?= .venv-oldest
 OLDEST_TESTS ?= tests/test_objective.py tests/test_clocks.py tests/test_tokenization.py \
 	tests/test_data.py tests/test_model_card.py tests/models tests/forward_processes tests/schedulers \
 	tests/pipelines/test_generation.py tests/pipelines/test_checkpoints.py tests/training/test_trainer.py
-test-oldest:
+test-oldest: $(VENV)/.installed
 	test -x $(OLDEST_VENV)/bin/uv || { $(PYTHON) -m venv $(OLDEST_VENV) && $(OLDEST_VENV)/bin/python -m pip install --quiet uv; }
-	VIRTUAL_ENV=$(OLDEST_VENV) $(OLDEST_VENV)/bin/uv pip install --quiet --resolution lowest-direct -e ".[test]" $(OLDEST)
+	VIRTUAL_ENV=$(OLDEST_VENV) $(OLDEST_VENV)/bin/uv pip install --quiet --resolution lowest-direct \
+		$(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) -e ".[test]" $(OLDEST)
 	OMP_NUM_THREADS=1 $(OLDEST_VENV)/bin/python -m pytest -n 2 $(OLDEST_TESTS)
 
 torture: $(VENV)/.installed

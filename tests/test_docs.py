@@ -89,16 +89,19 @@ def examples(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("number", "printed"),
-    [(0, r"bound: \d+\.\d nats per text\n\["), (1, r"\['.+ 32$"), (2, r"\{'repetition': 0\.2222222222222222\}")],
+    ("page", "printed"),
+    [
+        ("add_a_forward_process.md", r"bound: \d+\.\d nats per text\n\["),
+        ("add_a_scheduler.md", r"\['.+ 32$"),
+        ("add_a_metric.md", r"\{'repetition': 0\.2222222222222222\}"),
+    ],
 )
-def test_what_is_added_runs(number, printed, tmp_path, monkeypatch, capsys):
-    code = examples("extending.md")
-    assert len(code) == 3
+def test_what_is_added_runs(page, printed, tmp_path, monkeypatch, capsys):
+    (code,) = examples(page)
     (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "extension", module := types.ModuleType("extension"))
-    exec(code[number], vars(module))
+    exec(code, vars(module))
     assert re.match(printed, capsys.readouterr().out.strip())
 
 

@@ -38,6 +38,20 @@ def test_a_saved_one_is_the_same(tmp_path):
     assert loaded.decode(content_ids(loaded(text)["input_ids"], loaded)) == text
 
 
+def test_words_may_be_whole(tmp_path):
+    texts = [f"name [ nameValue ] {story} nameValue's nearValue" for story in STORIES]
+    tokenizer = train_subword_tokenizer(texts, vocab_size=400, whole=["nameValue", "nearValue"])
+    tokenizer.save_pretrained(tmp_path)
+    for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        assert len(one) == 400 and not [token for token in one.get_vocab() if "Value" in token[:-5]]
+        for text in texts[:5] + ["nameValue", "XnameValue nearValue"]:
+            ids = one(text)["input_ids"]
+            assert ids.count(one.convert_tokens_to_ids("nameValue")) == text.count("nameValue")
+            assert one.decode(content_ids(ids, one)) == text
+    with pytest.raises(ValueError, match="need at least 261"):
+        train_subword_tokenizer(texts, vocab_size=260, whole=["nameValue"])
+
+
 def test_a_pipeline_with_it_is_saved_loaded_and_prompted(tmp_path):
     model = make_model("diffusion-lm", vocab_size=len(TOKENIZER), max_length=32)
     pipe = NFDMTextPipeline(model, TOKENIZER, MarkovChainScheduler())

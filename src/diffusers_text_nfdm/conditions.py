@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from .checks import is_number
 
@@ -109,6 +109,32 @@ def take_out_row(row: dict[str, str], slots: list[str]) -> dict[str, str]:
     """A row of the dataset with the values of the slots taken out of its condition and its text."""
     condition, text = take_out(row["condition"], row["text"], slots)
     return {"condition": condition, "text": text}
+
+
+def absent_placeholders(
+    input_ids: Tensor, known: Tensor, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+) -> Tensor | None:
+    """Which tokens each text must not have, `(batch, vocab)`: placeholders of slots that are not in its condition, for
+    which there is no value to put in. `None` if no slots are copied.
+
+    A text without any condition is a template: it may have all of them.
+
+    Args:
+        input_ids, known: `(batch, seq)`, the tokens, and which of them are given.
+        config: of a model with `copied_slots`.
+    """
+    if not config.copied_slots:
+        return None
+    words = [placeholder(slot) for slot in config.copied_slots]
+    split = tokenizer(words, add_special_tokens=False)["input_ids"]
+    # A placeholder in several tokens has none of its own.
+    ids = [one[0] for one in split if len(one) == 1 and one[0] != tokenizer.unk_token_id]
+    ids = torch.tensor(ids, dtype=torch.long, device=input_ids.device)
+    condition = input_ids.masked_fill(~known, config.pad_token_id)[:, 1 : config.condition_length + 1]
+    has_condition = (condition != config.pad_token_id).any(1, keepdim=True)
+    excluded = torch.zeros(len(input_ids), config.vocab_size, dtype=torch.bool, device=input_ids.device)
+    excluded[:, ids] = has_condition & ~(condition[..., None] == ids).any(1)
+    return excluded
 
 
 def put_in(text: str, condition: str, slots: Sequence[str]) -> str:

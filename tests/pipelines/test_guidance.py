@@ -238,6 +238,66 @@ def test_copied_slots_are_filled_with_the_values_of_the_record():
     assert output.texts[0].startswith("Blue Spice") and "nameValue" not in output.texts[0]
 
 
+RECORD_WORDS = "nameValue foodValue name food [ ] Aromi"
+RECORDS = ["name[Aromi]", "food[Indian]", "name[Aromi] food[Indian]", None]
+
+
+def record_pipeline(kind: str):
+    """A pipeline that prefers the placeholder of `food` by far, with any of the samplers or a baseline."""
+    options = {"max_length": 14, "condition_length": 8, "condition_dropout": 0.1, "copied_slots": ["name", "food"]}
+    tokenizer = type(make_tokenizer()).from_texts([RECORD_WORDS], min_count=0, max_length=14)
+    if kind == "autoregressive":
+        pipe = AutoregressivePipeline(make_baseline(vocab_size=11, **options), tokenizer)
+    elif kind == "masked":
+        pipe = MaskedDiffusionPipeline(make_masked(vocab_size=11, block_size=14, **options), tokenizer)
+    else:
+        pipe = make_pipeline("nfdm", SCHEDULERS[kind](), **{**TWO_STREAM, **options})
+        pipe.tokenizer = tokenizer
+    pipe.model.token_bias.data[tokenizer.convert_tokens_to_ids("foodValue")] += 1e8
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *[(kind, {}) for kind in (*SCHEDULERS, "autoregressive", "masked")],
+        *[(kind, {"guidance_scale": 2.0}) for kind in SCHEDULERS],
+        *[(kind, {"clamp_predictions": True}) for kind in ("star", "sde", "ode")],
+        *[(kind, {"prompt": "Aromi [GAP] Aromi", "max_gap_length": 3}) for kind in (*SCHEDULERS, "masked")],
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Not in the vocabulary")
+def test_a_placeholder_is_not_drawn_where_the_record_lacks_its_slot(kind, options):
+    pipe = record_pipeline(kind)
+    if kind in STEPS:
+        options = {**options, "num_inference_steps": STEPS[kind]}
+    output = pipe(condition=RECORDS * 3, generator=seeded(0), **options)
+    name, food = pipe.tokenizer.convert_tokens_to_ids(["nameValue", "foodValue"])
+    texts = output.sequences[:, 9:].view(3, len(RECORDS), -1)
+    assert not (texts[:, 0] == food).any() and not (texts[:, 1] == name).any()
+    # The others may have it, and do.
+    assert all((texts[:, row] == food).any() for row in (1, 2, 3))
+    assert not any("Value" in text for row, text in enumerate(output.texts) if RECORDS[row % 4])
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_nor_is_it_shown_on_the_way(scheduler):
+    pipe = record_pipeline(scheduler)
+    output = pipe(condition=RECORDS[0], num_inference_steps=12, return_trajectory=True, generator=seeded(0))
+    assert not (output.trajectory[..., 9:] == pipe.tokenizer.convert_tokens_to_ids("foodValue")).any()
+
+
+def test_what_is_left_out_of_a_prediction_leaves_the_other_tokens_their_proportions(pipeline):
+    clean = pipeline.model.read_clean(conditional_ids())[1]
+    whole = pipeline.model.predict_unseen(clean, Places.whole(LENGTH, "cpu"))
+    excluded = torch.zeros(2, 11, dtype=torch.bool)
+    excluded[0, 4] = True
+    p, q = (torch.softmax(one.logits, -1) for one in (whole, whole.without(excluded)))
+    assert torch.equal(q[1], p[1]) and not q[0, :, 4].any()
+    torch.testing.assert_close(q[0], p[0].index_fill(-1, torch.tensor(4), 0) / (1 - p[0, :, 4:5]))
+
+
 # --- known tokens ---
 
 

@@ -1,4 +1,7 @@
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -62,6 +65,22 @@ def test_help_shows_what_the_recipe_sets(argv, capsys):
         assert f"(default: {getattr(recipe, setting)})" in text, setting
     assert f"(default: {'yes' if recipe.use_muon else 'no'})" in text
     assert "(default: None)" not in text and "(default: {})" not in text
+
+
+def test_an_error_is_the_last_of_two_lines(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse_arguments(["--config", "nonsense"])
+    usage, error = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2 and usage.startswith("usage: ")
+    assert "error: `config` is 'nonsense'; it must be a YAML file or one of the recipes " in error
+
+
+def test_a_quiet_launcher_ends_with_our_error():
+    script = Path(__file__).parents[2] / "examples" / "train_nfdm.py"
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", str(script), "--config", "nonsense"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "error: `config` is 'nonsense'" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("recipe", ["stories-tiny", "stories-masked", "stories-autoregressive", "rocstories-nfdm"])

@@ -7,8 +7,9 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..conditions import absent_placeholders
 from ..models import evaluation_mode
-from ..models.token_choice import check_cuts, draw_tokens
+from ..models.token_choice import check_cuts, draw_tokens, exclude
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
 from ..pipelines.prompts import write_prompts
@@ -127,13 +128,15 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         sequences[:, 0] = config.bos_token_id
         ended, cache, calls = torch.zeros(len(generators), dtype=torch.bool, device=device), None, 0
         # What is given in all texts is read in one call.
-        begun, read = 1, 0
+        begun, read, excluded = 1, 0, None
         if known is not None:
+            excluded = absent_placeholders(given, known, self.tokenizer, config)
             sequences, begun = torch.where(known, given, sequences), int(known.sum(-1).min())
         for position in range(begun - 1, positions):
             logits, cache = model.token_logits(sequences[:, read : position + 1], cache, use_cache=True)
             read = position + 1
-            tokens = draw_tokens(logits[:, -1].double(), uniforms[:, position], **choice)
+            logits = exclude(logits[:, -1:].double(), excluded)[:, 0]
+            tokens = draw_tokens(logits, uniforms[:, position], **choice)
             if known is not None:
                 tokens = torch.where(known[:, position + 1], given[:, position + 1], tokens)
             sequences[:, position + 1] = tokens.masked_fill(ended, config.pad_token_id)

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..checks import check_integers, check_one_of, is_number
+from ..conditions import absent_placeholders
 from ..models import evaluation_mode
 from ..models.token_choice import check_cuts, draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
@@ -119,10 +120,12 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
         with evaluation_mode(model), self.progress_bar(total=len(starts) * num_inference_steps) as bar:
             for start in starts:
                 rows = slice(start, start + batch_size)
-                text, unknown = self._start(
+                text, unknown, excluded = self._start(
                     len(generators[rows]), *(None if x is None else x[rows] for x in (input_ids, known))
                 )
-                calls.append(self._write(text, unknown, generators[rows], size, steps, remasking, choice, bar))
+                calls.append(
+                    self._write(text, unknown, excluded, generators[rows], size, steps, remasking, choice, bar)
+                )
                 sequences.append(text)
         self.maybe_free_model_hooks()
         sequences, calls = torch.cat(sequences).cpu(), torch.cat(calls).cpu()
@@ -144,20 +147,23 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
             )
         return steps_of_blocks(num_steps, blocks)
 
-    def _start(self, n: int, input_ids: Tensor | None, known: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Texts of which START and what is known stand, and what is to be written."""
+    def _start(self, n: int, input_ids: Tensor | None, known: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Texts of which START and what is known stand, what is to be written, and tokens that each must not have."""
         config, device = self.model.config, self._execution_device
         text = torch.full((n, config.max_length), config.pad_token_id, device=device)
         text[:, 0] = config.bos_token_id
+        excluded = None
         if known is not None:
             known = known.to(device)
             text = torch.where(known, input_ids.to(device), text)
-        return text, self.model.unknown(text, known)
+            excluded = absent_placeholders(text, known, self.tokenizer, config)
+        return text, self.model.unknown(text, known), excluded
 
     def _write(
         self,
         text: Tensor,
         hidden: Tensor,
+        excluded: Tensor | None,
         generators: list[torch.Generator],
         size: int,
         steps: list[int],
@@ -184,7 +190,7 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
                 bar.update()
                 if not shown.any():
                     continue
-                logits = model.predict(tokens, masked, clean, size, window).logits.double()
+                logits = model.predict(tokens, masked, clean, size, window).without(excluded).logits.double()
                 drawn = draw_tokens(logits, uniforms, **choice)
                 if remasking == "confidence":
                     order = torch.log_softmax(logits, -1).gather(-1, drawn[..., None])[..., 0]

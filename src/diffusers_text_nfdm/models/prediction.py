@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..networks.dual import Dual
 from ..networks.time_embedding import fourier_features
+from .token_choice import exclude
 
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Prediction:
         table: the token embeddings, whose mean under the logits is Ê.
         states: those of the network alone, where a later call can be shown them.
         window: the tokens that were predicted, out of `length`; `None` for all. Ê of the others is zero.
+        excluded: tokens that a text cannot have, `(batch, vocab)`; `None` for none.
     """
 
     def __init__(
@@ -45,20 +47,25 @@ class Prediction:
         window: slice | None = None,
         length: int | None = None,
         states: Tensor | None = None,
+        excluded: Tensor | None = None,
     ):
         self._embeddings, self.factors, self.table, self.states = embeddings, factors, table, states
-        self.window, self.length = window, length
+        self.window, self.length, self.excluded = window, length, excluded
 
     @property
     def is_categorical(self) -> bool:
         return self.factors is not None
+
+    def without(self, excluded: Tensor | None) -> Prediction:
+        """The same with logits of -inf for the `excluded` tokens of each text."""
+        return Prediction(self._embeddings, self.factors, self.table, self.window, self.length, excluded=excluded)
 
     @cached_property
     def logits(self) -> Tensor:
         """Logits of the predicted tokens, `(batch, window, vocab)`."""
         states, weight, bias = self.factors
         with full_precision(states):
-            return states @ weight.T + bias
+            return exclude(states @ weight.T + bias, self.excluded)
 
     @cached_property
     def embeddings(self) -> Tensor:

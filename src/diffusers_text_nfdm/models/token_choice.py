@@ -70,6 +70,13 @@ def token_probabilities(
     return torch.empty_like(probabilities).scatter_(-1, order, probabilities)
 
 
+def exclude(logits: Tensor, excluded: Tensor | None) -> Tensor:
+    """Logits `(batch, seq, vocab)` of tokens of which some cannot be drawn: those that are `excluded` from each text,
+    `(batch, vocab)`.
+    """
+    return logits if excluded is None else logits.masked_fill(excluded[:, None], -torch.inf)
+
+
 def draw_from(weights: Tensor, uniforms: Tensor, order: Tensor | None = None) -> Tensor:
     """One token per position, `(...)`, in proportion to weights `(..., vocab)`, by uniform random numbers `(...)`.
 

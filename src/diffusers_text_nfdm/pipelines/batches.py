@@ -73,6 +73,7 @@ class TextBatch:
         context: MuLAN's c.
         given: token ids of which some are known.
         known: which they are, `None` for none.
+        excluded: tokens that each text must not have, `(batch, vocab)`, `None` for none.
         written: tokens that are chosen: those before the windows, in the end all.
         uniforms: random numbers by which they are chosen, one for each; `None` for the most probable tokens.
         clean: what the predictor keeps of them.
@@ -84,6 +85,7 @@ class TextBatch:
     context: Tensor | None
     given: Tensor | None
     known: Tensor | None
+    excluded: Tensor | None
     written: Tensor
     uniforms: Tensor | None = None
     clean: CleanTokens | None = None

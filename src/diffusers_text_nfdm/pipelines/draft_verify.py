@@ -21,6 +21,7 @@ def write_verified(
     max_calls: int | None = None,
     given: Tensor | None = None,
     num_given: Tensor | None = None,
+    excluded: Tensor | None = None,
     on_call: Callable[[Tensor, Tensor], None] = lambda tokens, written: None,
 ) -> tuple[Tensor, Tensor]:
     """Token ids `(batch, max_length)`, and how many calls of the predictor each text took.
@@ -30,6 +31,7 @@ def write_verified(
         max_calls: a text that is not finished by then is cut off.
         given: token ids `(batch, max_length)` of which the first `num_given`, `(batch,)`, are the beginnings of the
             texts.
+        excluded: tokens that each text must not have, `(batch, vocab)`.
         on_call: gets the texts with their drafts and the number of tokens that are written, after every call.
     """
     config, n, device = model.config, len(generators), model.device
@@ -57,7 +59,8 @@ def write_verified(
         after = (written[:, None] - 1 + offsets).clamp(lowest, highest - 1) - lowest
         starts = (written[:, None] + offsets)[..., None].expand(-1, -1, size)
         places = Places((starts + offsets).flatten(1).clamp_max(length), starts.flatten(1))
-        logits = Prediction(factors=model.next_token_factors(states[rows[:, None], after])).logits
+        factors = model.next_token_factors(states[rows[:, None], after])
+        logits = Prediction(factors=factors, excluded=excluded).logits
         draft = text[rows[:, None], written[:, None] + offsets[:-1]]
         uniforms = [torch.rand(2 * size, generator=g, device=g.device, dtype=torch.float64) for g in generators]
         verified_by, drafted_by = torch.stack(uniforms).to(device).split([size, size], dim=1)
@@ -66,7 +69,7 @@ def write_verified(
             accepted, token = torch.zeros_like(written), draw_from(p[:, 0], verified_by[:, 0])
         else:
             accepted, token = scheduler.step(draft, q, p, verified_by)
-        logits = model.predict_unseen(clean, places, context).logits.unflatten(1, (size, size))
+        logits = model.predict_unseen(clean, places, context).without(excluded).logits.unflatten(1, (size, size))
         # The first token of the next block is the one just drawn.
         q = scheduler.probabilities(logits[rows, accepted, 1:])
         draft = draw_from(q, drafted_by[:, :-1])

@@ -25,6 +25,7 @@ def write_jumps(
     num_calls: int | None = None,
     given: Tensor | None = None,
     num_given: Tensor | None = None,
+    excluded: Tensor | None = None,
     on_call: Callable[[Tensor, Tensor], None] = lambda tokens, verified: None,
 ) -> tuple[Tensor, Tensor]:
     """Token ids `(batch, max_length)`, and how many calls of the predictor each text took.
@@ -34,6 +35,7 @@ def write_jumps(
         num_calls: the most that a text may take; by default it takes as many as verify it.
         given: token ids `(batch, max_length)` of which the first `num_given`, `(batch,)`, are the beginnings of the
             texts.
+        excluded: tokens that each text must not have, `(batch, vocab)`.
         on_call: gets the texts and the number of tokens that are verified, after every call.
     """
     config, device, (n, length) = model.config, noise.device, noise.shape
@@ -62,7 +64,8 @@ def write_jumps(
         states = reader.read(text[at], at[1] < drawn[:, None], at)
         after = (unread - 1)[:, None] + positions[:ahead]
         states = states.gather(1, after[..., None].expand(-1, -1, states.shape[-1]))
-        logits = Prediction(factors=model.next_token_factors(states)).logits
+        own_excluded = None if excluded is None else excluded[rows]
+        logits = Prediction(factors=model.next_token_factors(states), excluded=own_excluded).logits
         new = rows[:, None], first[:, None] + positions[:ahead]
         draft, inside = text[new], new[1] < end[:, None]
         tokens, accepted = scheduler.step(draft, new[1] < drawn[:, None], logits, noise[new], model.token_order)

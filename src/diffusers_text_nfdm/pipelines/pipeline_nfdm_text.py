@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ..checks import check_integers
 from ..clocks import BatchClock, Clock
+from ..conditions import absent_placeholders
 from ..models import Prediction, TextDiffusionModel, evaluation_mode
-from ..models.token_choice import draw_tokens, draw_uniforms
+from ..models.token_choice import draw_tokens, draw_uniforms, exclude
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler, TokenScheduler
 from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_outputs, join_trajectories
@@ -312,8 +313,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             input_ids, known = input_ids.to(device), known.to(device)
             clean = model.forward_process.initial_marginal(model.embed(input_ids), context).mean
             z = torch.where(known[..., None], clean, z)
+        excluded = None if known is None else absent_placeholders(input_ids, known, self.tokenizer, model.config)
         written = torch.zeros(n, 0, dtype=torch.long, device=device)
-        return TextBatch(generators, z, context, input_ids, known, written)
+        return TextBatch(generators, z, context, input_ids, known, excluded, written)
 
     def _generate(self, batch: TextBatch, options: Options) -> None:
         """From noise to z_0 and tokens."""
@@ -413,10 +415,11 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             z, t, batch.context, clean, shown, windows=windows, known=batch.known, window=window
         )
         batch.shown = None if shown is None else prediction.shown_next
+        prediction = prediction.without(batch.excluded)
         if not options.clamp_predictions:
             return prediction
-        nearest = torch.cdist(prediction.embeddings.flatten(0, 1), model.embedding_table()).argmin(-1)
-        clamped = model.embed(nearest.view(z.shape[:-1]))
+        distances = torch.cdist(prediction.embeddings, model.embedding_table())
+        clamped = model.embed(exclude(-distances, batch.excluded).argmax(-1))
         return Prediction(clamped if window is None else clamped[:, window], window=window, length=z.shape[1])
 
     def _look(
@@ -451,7 +454,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
 
     def _choose(self, batch: TextBatch, part: slice, options: Options) -> Tensor:
         """Some tokens from z_0. Whenever a token is chosen, it is the same."""
-        logits = self.model.decode(batch.z, batch.context)[:, part]
+        logits = exclude(self.model.decode(batch.z, batch.context)[:, part], batch.excluded)
         uniforms = None if batch.uniforms is None else batch.uniforms[:, part]
         tokens = draw_tokens(logits, uniforms, **options.choice)
         return tokens if batch.known is None else torch.where(batch.known[:, part], batch.given[:, part], tokens)
@@ -460,7 +463,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         """The text as the prediction has it; tokens to come are padding."""
         window = getattr(prediction, "window", None)
         embeddings = prediction.embeddings if isinstance(prediction, Prediction) else prediction
-        tokens = self.model.decode(embeddings, batch.context).argmax(-1)
+        tokens = exclude(self.model.decode(embeddings, batch.context), batch.excluded).argmax(-1)
         if window is not None:
             tokens[:, : batch.written.shape[1]] = batch.written
             tokens[:, window.stop :] = self.model.config.pad_token_id or 0

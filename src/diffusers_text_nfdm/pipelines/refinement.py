@@ -22,6 +22,7 @@ def write_refined(
     max_calls: int | None = None,
     given: Tensor | None = None,
     known: Tensor | None = None,
+    excluded: Tensor | None = None,
     on_call: Callable[[Tensor, Tensor], None] = lambda tokens, written: None,
 ) -> tuple[Tensor, Tensor]:
     """Token ids `(batch, max_length)`, and how many calls of the predictor each text took.
@@ -30,18 +31,19 @@ def write_refined(
         generators: one per text; a text does not depend on the others.
         max_calls: a text that is not finished by then keeps padding where nothing is written.
         given, known: token ids `(batch, max_length)`, and which of them are known.
+        excluded: tokens that each text must not have, `(batch, vocab)`.
         on_call: gets the texts and the number of tokens that are committed, after every call.
     """
     number = scheduler.config.candidates
     if number == 1:
-        text, calls, _ = _write(model, scheduler, generators, context, max_calls, given, known, on_call)
+        text, calls, _ = _write(model, scheduler, generators, context, max_calls, given, known, excluded, on_call)
         return text, calls
     steps: list[tuple[Tensor, Tensor]] = []
     many = [torch.Generator(g.device).manual_seed(seed) for g in generators for seed in _seeds(g, number)]
-    repeated = (None if x is None else x.repeat_interleave(number, 0) for x in (context, given, known))
-    context, given, known = repeated
+    of_texts = context, given, known, excluded
+    context, *of_texts = (None if x is None else x.repeat_interleave(number, 0) for x in of_texts)
     text, calls, log_q = _write(
-        model, scheduler, many, context, max_calls, given, known, lambda *step: steps.append([x.clone() for x in step])
+        model, scheduler, many, context, max_calls, *of_texts, lambda *step: steps.append([x.clone() for x in step])
     )
     states, weight, bias = model.next_token_factors(model.read_clean(text)[0][:, :-1])
     log_p = torch.log_softmax((states @ weight.T + bias).double(), -1).gather(-1, text[:, 1:, None])[..., 0].sum(-1)
@@ -67,6 +69,7 @@ def _write(
     max_calls: int | None,
     given: Tensor | None,
     known: Tensor | None,
+    excluded: Tensor | None,
     on_call: Callable[[Tensor, Tensor], None],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `write_refined`, and the log-probability with which each text was drawn."""
@@ -82,7 +85,7 @@ def _write(
     log_q = torch.zeros(n, dtype=torch.float64, device=device)
     while len(rows) and (max_calls is None or int(calls.max()) < max_calls):
         own, done = text[rows], settled[rows]
-        own_known, own_context = (None if x is None else x[rows] for x in (known, context))
+        own_known, own_context, own_excluded = (None if x is None else x[rows] for x in (known, context, excluded))
         first = (~done).long().argmax(-1, keepdim=True)
         last = first + scheduler.config.block_length - 1
         step = moving_window(first, last, length, own_known)
@@ -103,7 +106,7 @@ def _write(
         uniforms = torch.stack(numbers).to(device)
         in_window = ~done & (positions <= last)
         tokens, committed, log_probability = scheduler.step(
-            prediction.logits, in_window[:, step.tokens], uniforms[:, step.tokens]
+            prediction.without(own_excluded).logits, in_window[:, step.tokens], uniforms[:, step.tokens]
         )
         log_q[rows] += log_probability
         own[:, step.tokens] = torch.where(committed, tokens, own[:, step.tokens])

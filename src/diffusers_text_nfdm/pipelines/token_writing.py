@@ -74,13 +74,14 @@ def write_tokens(
     on_call: Callable[[Tensor, Tensor], None],
 ) -> tuple[Tensor, Tensor]:
     """Token ids `(batch, max_length)`, and how many calls of the predictor each text took."""
+    limits = {"excluded": batch.excluded, "on_call": on_call}
     if isinstance(scheduler, RefinementScheduler):
         return write_refined(
-            model, scheduler, batch.generators, batch.context, num_calls, batch.given, batch.known, on_call
+            model, scheduler, batch.generators, batch.context, num_calls, batch.given, batch.known, **limits
         )
     num_given = None if batch.known is None else batch.known.sum(-1)
     if isinstance(scheduler, JumpScheduler):
-        return write_jumps(model, scheduler, token_noise(batch.z), num_calls, batch.given, num_given, on_call)
+        return write_jumps(model, scheduler, token_noise(batch.z), num_calls, batch.given, num_given, **limits)
     return write_verified(
-        model, scheduler, batch.generators, batch.context, num_calls, batch.given, num_given, on_call
+        model, scheduler, batch.generators, batch.context, num_calls, batch.given, num_given, **limits
     )

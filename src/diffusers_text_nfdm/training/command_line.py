@@ -41,7 +41,12 @@ def parse_arguments(
     `--print_config`.
     """
     defaults = _defaults(argv, default_recipe)
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        # An error shows it, too: with all settings in it the message would be hard to find.
+        usage="%(prog)s [--config CONFIG] [--SETTING VALUE ...]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--config",
         default=default_recipe,

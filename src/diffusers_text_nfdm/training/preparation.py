@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AddedToken, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..baseline import AutoregressiveModel, MaskedDiffusionConfig, MaskedDiffusionModel
 from ..clocks import make_clock
-from ..conditions import spread, take_out_row, text_tokens
+from ..conditions import placeholder, spread, take_out_row, text_tokens
 from ..data import load_text_dataset, prepare_dataset
 from ..metrics.checkpoint import load_pipeline
 from ..models import (
@@ -164,8 +164,12 @@ class TrainingData:
                 raise ValueError(f"The run's tokenizer in {folder} cannot be read: {error}.") from error
         if self.start is not None and not arguments.grow_vocabulary:
             return self.start.tokenizer
+        # Each is one token, so that it can be kept out of a text.
+        placeholders = [placeholder(slot) for slot in arguments.copied_slots]
         if arguments.tokenizer not in (None, SUBWORD):
-            return AutoTokenizer.from_pretrained(arguments.tokenizer)
+            tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+            tokenizer.add_tokens([AddedToken(word, normalized=False) for word in placeholders])
+            return tokenizer
         rows = train.take(VOCABULARY_TEXTS) if arguments.streaming else train
         texts = (row["text"] for row in rows)
         if arguments.condition_column is not None:
@@ -178,7 +182,7 @@ class TrainingData:
                 )
             return tokenizer.grown(texts, arguments.min_word_count)
         if arguments.tokenizer == SUBWORD:
-            return train_subword_tokenizer(texts, arguments.vocab_size, arguments.max_length)
+            return train_subword_tokenizer(texts, arguments.vocab_size, arguments.max_length, placeholders)
         return WordTokenizer.from_texts(texts, arguments.min_word_count, arguments.max_length)
 
     def _read_streamed_validation(self) -> None:
