@@ -58,6 +58,8 @@ class Prediction:
 
     def without(self, excluded: Tensor | None) -> Prediction:
         """The same with logits of -inf for the `excluded` tokens of each text."""
+        if excluded is None:
+            return self
         return Prediction(self._embeddings, self.factors, self.table, self.window, self.length, excluded=excluded)
 
     @cached_property
