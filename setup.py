@@ -36,7 +36,7 @@ setup(
         "torch>=2.9",
         "transformers>=5.4",
         "diffusers>=0.37",
-        "datasets>=4.0",
+        "datasets>=4.3",
         "huggingface_hub>=1.0",
         "tokenizers>=0.22",
         "safetensors>=0.4.3",

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 import torch
 from page import layout, models, showing, stream, writing
+from PIL import Image
 from tiny import make_pipeline, seeded
 
 from diffusers_text_nfdm import JumpScheduler, NFDMTextPipeline, RefinementScheduler
@@ -322,6 +324,22 @@ def keep(page, name: str) -> None:
         page.screenshot(path=folder / f"{name}-{page.viewport_size['width']}.png", full_page=True)
 
 
+def keep_film(page, name: str) -> None:
+    """Keep a film of the text in the making beside the screenshots."""
+    if not os.environ.get("PAGE_SCREENSHOTS"):
+        return
+    frames = []
+    for call in range(int(page.get_attribute("#result .at", "max")) + 1):
+        page.fill("#result .at", str(call))
+        frames.append(Image.open(BytesIO(page.screenshot())).convert("RGB"))
+    # The colours of the last one, which has all of them, and no dots between: dots make a film large.
+    palette = frames[-1].quantize(64)
+    frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    path = Path(os.environ["PAGE_SCREENSHOTS"]) / f"{name}-{page.viewport_size['width']}.gif"
+    times = [700] * (len(frames) - 1) + [4000]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)
+
+
 @pytest.mark.page
 def test_a_story_is_written_replayed_and_judged(page):
     story = press(page)
@@ -351,6 +369,7 @@ def test_what_is_typed_is_in_the_text(page):
     page.fill("#prompt textarea", "One windy Friday, Leo")
     assert press(page).startswith("One windy Friday, Leo ")
     keep(page, "continued")
+    keep_film(page, "continued")
     assert page.locator("#result .frame.on .k").all_inner_texts() == ["One", "windy", "Friday", ",", "Leo"]
     page.fill("#prompt textarea", STORY)
     word = STORY.split()[2]
