@@ -211,7 +211,7 @@ def test_the_training_commands_train(page, command, clone):
     (clone / "e2e_devset.csv").write_text("\n".join(["mr,ref", *records]))
     arguments = dataclasses.replace(
         parse_arguments(training_arguments(command)),
-        output_dir="runs/short", max_steps=2, batch_size=4, evaluation_texts=4, evaluation_draws=1, final_samples=2,
+        output_dir="runs/short", max_steps=2, batch_size=4, evaluation_texts=4, evaluation_draws=2, final_samples=2,
         num_samples=1, frontier={},
     )  # fmt: skip
     assert train(arguments)["steps"] == 2
