@@ -125,6 +125,7 @@ CALLS = {
     "a broken size": (lambda: make_config("nfdm", intermediate_size=6.5), "`intermediate_size` is 6.5"),
     "an endless text": (lambda: make_config("diffusion-lm", max_length=float("inf")), "`max_length` is inf"),
     "a range beyond": (lambda: make_config("nfdm", initializer_range=9e15), "`initializer_range` is 9"),
+    "one token": (lambda: make_config("diffusion-lm", vocab_size=1), "`vocab_size` is 1"),
     "gamma": (lambda: make_config("mulan", gamma_max="x"), "`gamma_max` is 'x'"),
     "an infinite weight": (lambda: MODEL(make_ids(2), next_token_weight=float("inf")), "`next_token_weight` is inf"),
     "a prompt with a gap for the baseline": (

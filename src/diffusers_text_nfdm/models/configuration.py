@@ -114,9 +114,9 @@ class TextDiffusionConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         check_format(self.checkpoint_format)
+        check_integers(2, vocab_size=self.vocab_size)
         check_integers(
             1,
-            vocab_size=self.vocab_size,
             max_length=self.max_length,
             embedding_dim=self.embedding_dim,
             hidden_size=self.hidden_size,
