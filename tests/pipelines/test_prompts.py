@@ -68,7 +68,7 @@ def test_words_outside_of_the_vocabulary_are_named_once():
         ({"prompt": f"Tom {GAP}", "max_gap_length": 1.5}, "`max_gap_length` is 1.5"),
         ({"prompt": 3}, "`prompt` is 3; it must be a text or a list of texts"),
         ({"prompt": []}, r"`prompt` is \[\]"),
-        ({"prompt": ["Tom", 3]}, "`prompt` has 3"),
+        ({"prompt": ["Tom", 3]}, "`prompt` is a int"),
         ({"prompt": ["Tom", "a"], "num_samples": 3}, "There are 2 of `prompt` for 3 texts"),
         ({"prompt": "Tom", "input_ids": torch.zeros(1, LENGTH)}, "`prompt` and `condition` say what is known"),
         ({"gen_length": 3}, "`gen_length` needs a `prompt`"),

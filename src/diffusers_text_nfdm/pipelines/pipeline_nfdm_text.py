@@ -187,9 +187,10 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         check_integers(1, max_gap_length=max_gap_length)
         if gen_length is not None:
             raise ValueError("`gen_length` needs a `prompt`, which it continues.")
-        given = [(name, x) for name, x in (("latents", latents), ("input_ids", input_ids)) if x is not None]
         if num_samples is None:
-            num_samples = count_rows(*given[0]) if given else 1
+            num_samples = 1 if input_ids is None else count_rows("input_ids", input_ids)
+            # What are no latents is refused by their shape.
+            num_samples = len(latents) if isinstance(latents, Tensor) and latents.ndim else num_samples
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         choice = {name: value for name, value in choice.items() if value is not None}
         check_token_scheduler(
