@@ -32,6 +32,8 @@ JUMPS = (
 CLOCKS = (
     "draft:64:block_size=8:min_p=0.02",
     "refine:64:min_p=0.02",
+    "star:64:time_grid=learned:clock=ramp:8",
+    "star:64:time_grid=learned:clock=ramp:8:prediction=tokens",
     "star:32:time_grid=learned:clock=ramp:8",
 )
 # A block takes a call at least.

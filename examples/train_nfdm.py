@@ -8,7 +8,8 @@
 SIGTERM and SIGINT (Ctrl-C) end a run after the present step with a checkpoint; a second one, seconds later, at once.
 The exit code of this script is 0 after a finished run, 1 after an error, 2 for wrong arguments and 3 where a run was
 stopped before its end.
-Where it is not 0 the launcher shows a traceback of its own behind our message, unless it is `accelerate launch --quiet`.
+Where it is not 0 the launcher shows a traceback of its own behind our message, unless it is `accelerate launch
+--quiet`.
 """
 
 import sys

@@ -15,6 +15,7 @@ from diffusers_text_nfdm import (
     ReverseODEScheduler,
     estimate_likelihood,
     importance_weighted_bound,
+    jump_likelihood,
     load_text_dataset,
     masked_likelihood,
     metrics,
@@ -124,6 +125,7 @@ CALLS = {
     "a broken size": (lambda: make_config("nfdm", intermediate_size=6.5), "`intermediate_size` is 6.5"),
     "an endless text": (lambda: make_config("diffusion-lm", max_length=float("inf")), "`max_length` is inf"),
     "a range beyond": (lambda: make_config("nfdm", initializer_range=9e15), "`initializer_range` is 9"),
+    "one token": (lambda: make_config("diffusion-lm", vocab_size=1), "`vocab_size` is 1"),
     "gamma": (lambda: make_config("mulan", gamma_max="x"), "`gamma_max` is 'x'"),
     "an infinite weight": (lambda: MODEL(make_ids(2), next_token_weight=float("inf")), "`next_token_weight` is inf"),
     "a prompt with a gap for the baseline": (
@@ -149,6 +151,15 @@ CALLS = {
     "an order": (lambda: RampClock(2.0, order=np.zeros((2, 5))), "`order` is array"),
     "times that are keys": (lambda: sample(num_inference_steps=None, timesteps={1: None}), "`timesteps` is {1: None}"),
     "a flag as a tolerance": (lambda: ReverseODEScheduler(rtol=True), "`rtol` is True"),
+    "one draw": (lambda: score_texts(MODEL, make_ids(2), num_draws=1), "`num_draws` is 1"),
+    "no rows to weigh": (lambda: importance_weighted_bound(MODEL, make_ids(2)[:0]), "at least one sequence"),
+    "gamma beyond": (lambda: make_config("mulan", gamma_min=-5863.0), "`gamma_min` is -5863"),
+    "a broken number of calls": (
+        lambda: jump_likelihood(make_model("nfdm", **WRITER), make_ids(2), num_inference_steps=1e30),
+        "`num_inference_steps` is 1e",
+    ),
+    "a long name": (lambda: load_text_dataset("x" * 300), "no name of a Hub dataset"),
+    "a sampling's scheduler": (lambda: Sampling("x", np.zeros((2, 5))), "`scheduler` of a sampling is"),
     "a number beyond integers": (lambda: TrainingArguments(log_every=4.5e123), "`log_every` is 4.5e"),
 }
 

@@ -92,7 +92,7 @@ def examples(page: str) -> list[str]:
     ("page", "printed"),
     [
         ("add_a_forward_process.md", r"bound: \d+\.\d nats per text\n\["),
-        ("add_a_scheduler.md", r"\['.+ 32$"),
+        ("add_a_scheduler.md", r"\['.+ 16$"),
         ("add_a_metric.md", r"\{'repetition': 0\.2222222222222222\}"),
     ],
 )

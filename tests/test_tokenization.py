@@ -133,7 +133,9 @@ def test_splitting_agrees_with_its_offsets(text):
 
 
 @pytest.mark.parametrize("longest", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("unit", ["'s", ":)", "a.", "1+", "$", "I'm", "A.", "a@b."])
+@pytest.mark.parametrize(
+    "unit", ["'s", ":)", "a.", "1+", "$", "I'm", "A.", "a@b.", "a", "5km", "a-", "www.", "☃", "..", "\n", "a "]
+)
 def test_time_is_linear_in_the_length_of_a_chunk(unit, longest):
     """Four times the text takes sixteen times as long where the time is quadratic."""
 

@@ -39,19 +39,27 @@ DESCRIPTIONS = {
     "masked": "The masked diffusion baseline of `diffusers_text_nfdm` (MDLM): tokens are hidden and predicted from "
     "those that are shown, by the trunk of the diffusion models.",
 }
+UNDEFORMED = (
+    "A Neural Flow Diffusion Model for text whose forward process no network deforms: continuous diffusion over token "
+    "embeddings, with a learned volatility."
+)
 OTHER_MODEL = "A text diffusion model of `diffusers_text_nfdm`: continuous diffusion over token embeddings."
 UNKNOWN = "Not recorded with this checkpoint."
 
 
 def variant_name(config) -> str:
     """The model's name in the paper: NFDM, NFDM-Additive, MuLAN, MuLAN-Rescaled or Diffusion-LM; or that of a
-    baseline.
+    baseline. What no network deforms says so.
     """
     name = NAMES.get(config.model_type, config.model_type)
     name += {"additive": "-Additive", "head": "-Head"}.get(getattr(config, "time_conditioning", None), "")
     if getattr(config, "rescaled_schedule", False):
         name += "-Rescaled"
-    return name
+    return name + "-Undeformed" * is_undeformed(config)
+
+
+def is_undeformed(config) -> bool:
+    return getattr(config, "forward_num_layers", None) == 0
 
 
 def plain(text: str) -> str:
@@ -201,7 +209,7 @@ def write_model_card(
     card = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         model_type=config.model_type,
         title=plain(" ".join(title.split())) if title else f"{name} for text",
-        description=DESCRIPTIONS.get(config.model_type, OTHER_MODEL),
+        description=UNDEFORMED if is_undeformed(config) else DESCRIPTIONS.get(config.model_type, OTHER_MODEL),
         kind=described["kind"],
         terms="".join(
             f"{key}: {json.dumps(value)}\n" for key, value in (("license", license), ("language", language)) if value

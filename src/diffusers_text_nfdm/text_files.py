@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import logging
+import os
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +45,8 @@ def local_files(source: str | Path | Mapping[str, str | Path]) -> dict[str, tupl
     if not isinstance(source, (str, Path)) or not str(source):
         raise ValueError(f"source is {source!r}, but a name, a path or a mapping from split to path is needed.")
     path = Path(source).expanduser()
-    if path.is_dir():
+    # `Path.is_dir` raises where a name is too long for a file.
+    if os.path.isdir(path):
         splits: dict[str, list[str]] = {}
         for file in sorted(path.iterdir()):
             if file.suffix.lower() in FILE_TYPES:
@@ -54,12 +56,12 @@ def local_files(source: str | Path | Mapping[str, str | Path]) -> dict[str, tupl
             raise ValueError(f"The folder {path} holds no training text: {', '.join(FILE_TYPES)} files are needed.")
         return {name: tuple(found) for name, found in splits.items()}
     looks_local = isinstance(source, Path) or str(source)[0] in "./~" or path.suffix.lower() in FILE_TYPES
-    return {"train": (_checked_file(path),)} if path.exists() or looks_local else None
+    return {"train": (_checked_file(path),)} if os.path.exists(path) or looks_local else None
 
 
 def _checked_file(path: Path) -> str:
     path = path.expanduser()
-    if not path.exists():
+    if not os.path.exists(path):
         raise FileNotFoundError(f"There is no file or folder {path}.")
     if path.suffix.lower() not in FILE_TYPES:
         raise ValueError(f"{path} is not a text file that can be read: one of {', '.join(FILE_TYPES)} is needed.")

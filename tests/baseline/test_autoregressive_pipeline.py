@@ -88,6 +88,11 @@ def test_calls_are_counted_and_end_with_the_last_text():
     assert all(len(text.split()) >= 1 for text in output.texts)
 
 
+def given(input_ids):
+    """Options by which the first three tokens of each row are known."""
+    return {"input_ids": input_ids, "known": torch.arange(input_ids.shape[1]).expand(input_ids.shape) < 3}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -96,6 +101,13 @@ def test_calls_are_counted_and_end_with_the_last_text():
         ({"num_samples": 2, "generator": [seeded(0)]}, "`generator` is a list of 1 for 2 samples"),
         ({"generator": 3}, "`generator` has 3; it must be a `torch.Generator`"),
         ({"temperature": -1.0}, "`temperature` is -1.0; it must be at least 0"),
+        (given(torch.full((2, 8), 4.7)), "`input_ids` is of type torch.float32; token ids must be integers"),
+        (given(torch.full((2, 8), 99)), "`input_ids` has values from 99 to 99; token ids must be in"),
+        (
+            given(torch.full((2, 8), 5)),
+            "`input_ids` has rows that begin with \\[5\\]; every row must begin with START",
+        ),
+        (given(torch.zeros(2, 7).long()), "`input_ids` has shape \\(2, 7\\); it must be \\(num_samples, 8\\)"),
     ],
 )
 def test_bad_calls_are_refused(options, message):

@@ -266,7 +266,7 @@ def address():
     server = subprocess.Popen(list(map(str, command)), env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(600):
+        for _ in range(1200):
             assert server.poll() is None, server.stdout.read().decode()
             try:
                 urllib.request.urlopen(url, timeout=10).read()
@@ -276,7 +276,7 @@ def address():
         yield url
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(600)
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +296,7 @@ def page(request, browser, address):
     """The page, loaded, and every address that it asked for."""
     context = browser.new_context(viewport=dict(zip(("width", "height"), request.param)))
     page = context.new_page()
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(600_000)
     page.asked = []
     page.on("request", lambda asked: page.asked.append(asked.url))
     page.goto(address)

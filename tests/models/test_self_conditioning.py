@@ -273,32 +273,40 @@ def test_likelihood_counts_both_calls():
 
 
 @pytest.mark.parametrize("scheduler", ["star", "heun"])
-def test_sampling_calls_the_predictor_as_the_bound_does(scheduler):
-    """Twice for every Ê, which depends on z alone and on nothing of the steps before."""
+def test_every_step_of_sampling_is_shown_the_prediction_before(scheduler):
     options = {"max_length": LENGTH, "prediction_type": "embedding", "self_conditioning": True}
     pipeline = make_pipeline("nfdm", SCHEDULERS[scheduler], **SETTINGS["blocks"], **options)
-    model, seen = pipeline.model, []
-    denoise = model.denoise
+    seen, denoise = [], pipeline.model.denoise
 
-    def watch(z, t, context=None, clean=None, self_condition=None, *options, **named):
-        seen.append((z, self_condition))
-        return denoise(z, t, context, clean, self_condition, *options, **named)
+    def watch(z, t, context, clean, shown, **options):
+        prediction = denoise(z, t, context, clean, shown, **options)
+        seen.append((shown, prediction.embeddings))
+        return prediction
 
-    model.denoise = watch
+    pipeline.model.denoise = watch
     output = pipeline(num_samples=2, num_inference_steps=9, generator=seeded(0))
-    # No Ê is given from outside; the call for the first one has zeros.
-    assert [shown is None for _, shown in seen] == [True, False] * (len(seen) // 2)
-    assert not any(shown.any() for _, shown in seen[1::2])
-    assert all(torch.equal(outer[0], inner[0]) for outer, inner in zip(seen[::2], seen[1::2]))
+    assert not seen[0][0].any()
+    assert all(torch.equal(shown, before) for (_, before), (shown, _) in zip(seen, seen[1:]))
     assert output.num_function_evaluations == len(seen)
 
 
 @pytest.mark.parametrize("setting", TOKENS)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_sampling_calls_the_network_twice_for_every_prediction(scheduler, setting):
+def test_sampling_calls_the_network_once_a_step(scheduler, setting):
     options = {"max_length": LENGTH, "prediction_type": "categorical", "self_conditioning": True}
     pipeline = make_pipeline("nfdm", SCHEDULERS[scheduler], **SETTINGS[setting], **options)
     seen = watch_predictor(pipeline.model)
     output = pipeline(num_samples=2, num_inference_steps=9, generator=seeded(0))
-    assert [second for *_, second in seen] == [False, True] * (len(seen) // 2)
+    assert all(second for *_, second in seen)
     assert output.num_function_evaluations == len(seen)
+
+
+def test_states_of_a_first_call_make_the_second_one():
+    """To be shown the states that a first call has at the same latents is to call twice."""
+    model, z, t, context, clean, windows = token_inputs()
+    # All tokens move: of one that moves alone, states of an earlier step would hold its latent.
+    t = t.clamp(0.1, 0.9)
+    first = model.denoise(z, t, context, clean, windows=windows, second_call=False)
+    twice = model.denoise(z, t, context, clean, windows=windows)
+    shown = model.denoise(z, t, context, clean, first.shown_next, windows)
+    assert torch.equal(shown.logits, twice.logits) and not torch.equal(first.logits, twice.logits)

@@ -62,10 +62,10 @@ def watch_denoise(pipe, monkeypatch) -> list[tuple]:
     """The latents, times, clean tokens and windows of all predictions to come."""
     seen, denoise = [], pipe.model.denoise
 
-    def spy(z, t, context, clean, *, windows, known, window):
+    def spy(z, t, context, clean, shown, *, windows, known, window):
         assert windows.starts.tolist() == [[0, 0, 2, 2, 4, 4]] and windows.mixing == BLOCK and known is None
         seen.append((z, t, clean, window))
-        return denoise(z, t, context, clean, windows=windows, known=known, window=window)
+        return denoise(z, t, context, clean, shown, windows=windows, known=known, window=window)
 
     monkeypatch.setattr(pipe.model, "denoise", spy)
     return seen

@@ -91,8 +91,8 @@ def test_a_text_ends_with_the_tokens_of_its_last_two_predictions(monkeypatch):
             assert not torch.equal(before.indices, last.indices) or (last.values <= 0.9).any()
 
 
-@pytest.mark.parametrize("self_conditioning, calls", [(False, 2), (True, 4)])
-def test_the_loop_ends_when_all_texts_are_decided(self_conditioning, calls, monkeypatch):
+@pytest.mark.parametrize("self_conditioning", [False, True])
+def test_the_loop_ends_when_all_texts_are_decided(self_conditioning, monkeypatch):
     pipe = early_pipeline(self_conditioning=self_conditioning)
     sure = torch.full((VOCAB,), -50.0)
     sure[5] = 50.0
@@ -106,7 +106,7 @@ def test_the_loop_ends_when_all_texts_are_decided(self_conditioning, calls, monk
         input_ids=torch.full((3, LENGTH), 7), known=known, num_inference_steps=STEPS, confidence_threshold=0.9
     )
     assert output.sequences.tolist() == [[5, 5, 7, 5, 5, 5]] * 3
-    assert output.calls.tolist() == [calls] * 3 and output.num_function_evaluations == calls
+    assert output.calls.tolist() == [2] * 3 and output.num_function_evaluations == 2
 
 
 # --- what decides a text ---

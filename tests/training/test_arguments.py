@@ -109,6 +109,7 @@ def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
         (["--learning_rate", "{a: [b"], "`learning_rate` is '{a: [b'; it must be of type float"),
         (["--max_steps", "!!python/name:os.system"], "`max_steps` is '!!python/name:os.system'"),
         (["--max_steps", "2020-99-99"], "`max_steps` is '2020-99-99'"),
+        (["--max_steps", "[" * 5000], "`max_steps` is '[[["),
         (["--frontier", "few=3"], "`frontier[few]` is 3; it must be a sampling such as star:16"),
         (["--frontier", "few=masked:8"], "'masked:8', which is no way to sample from a model of `model_type` 'nfdm'"),
         (["--frontier", "few=star"], "The sampling is 'star'; it must be of the form"),
@@ -178,6 +179,7 @@ def test_wrong_arguments_are_refused_by_name(argv, message, capsys):
         (b"\x93NUMPY\xff", "no valid YAML"),
         (b"3: 4", "unknown setting 3"),
         (b"[" * 5000, "no valid YAML"),
+        (b"max_steps: !!python/object/apply:os.getpid []", "no valid YAML"),
     ],
 )
 def test_files_that_hold_no_settings(text, message, tmp_path):

@@ -3,13 +3,14 @@
 import json
 import os
 import pickle
+import re
 import shutil
 
 import pytest
 import torch
 
 from diffusers_text_nfdm.training import Trainer, checkpoints, train
-from diffusers_text_nfdm.training.checkpoints import CHECKSUMS_FILE
+from diffusers_text_nfdm.training.checkpoints import CHECKSUMS_FILE, SETTINGS_FILE
 from runs import arguments
 
 
@@ -72,11 +73,44 @@ def test_pickled_objects_are_refused_without_advice_to_load_them(data, run):
         Trainer(arguments(data, run, num_samples=0, final_samples=1, resume=str(checkpoint)))
 
 
+def test_damage_to_any_file_of_a_checkpoint_is_found(data, run):
+    checkpoint, before = run / "checkpoint-00000008", re.escape(f"`--resume {run / 'checkpoint-00000004'}`.")
+    files = [path for path in checkpoint.iterdir() if path.name != CHECKSUMS_FILE]
+    assert {"model.safetensors", "average.safetensors", "optimizer.bin", "optimizer_1.bin"} < {f.name for f in files}
+    for path in files:
+        whole = path.read_bytes()
+        flipped = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
+        for content, what in (
+            (flipped, "not what was written"),
+            (whole[:-9], "not what was written"),
+            (None, "missing"),
+        ):
+            path.unlink() if content is None else path.write_bytes(content)
+            with pytest.raises(ValueError, match=f"{checkpoint} is damaged: {path.name} is {what}. .* {before}"):
+                Trainer(arguments(data, run, num_samples=0, final_samples=1, resume="latest"))
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("harm", ["flipped", "removed"])
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_another_bit_in_the_tokenizer_of_a_run_is_found(name, data, run):
+def test_damage_to_the_tokenizer_of_a_run_is_found(name, harm, data, run):
     path = run / "tokenizer" / name
     content = bytearray(path.read_bytes())
     content[content.index(b"UNK")] ^= 1
-    path.write_bytes(content)
+    path.unlink() if harm == "removed" else path.write_bytes(content)
     with pytest.raises(ValueError, match=f"The files of {run / 'tokenizer'} are not those that .* was made with"):
+        Trainer(arguments(data, run, num_samples=0, final_samples=1, resume="latest"))
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": ', b"[1]", b"\xff"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_cannot_be_read_is_named(name, content, data, run):
+    """Its checksums are left out, as older versions did."""
+    checkpoint = run / "checkpoint-00000008"
+    (run / "tokenizer" / name).write_bytes(content)
+    settings = checkpoints.read_settings(checkpoint)
+    del settings["tokenizer_checksums"]
+    (checkpoint / SETTINGS_FILE).write_text(json.dumps(settings))
+    (checkpoint / CHECKSUMS_FILE).write_text(json.dumps(checkpoints.folder_checksums(checkpoint)))
+    with pytest.raises(ValueError, match=f"The run's tokenizer in {run / 'tokenizer'} cannot be read"):
         Trainer(arguments(data, run, num_samples=0, final_samples=1, resume="latest"))

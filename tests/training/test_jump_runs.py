@@ -62,6 +62,18 @@ def test_resumed_equals_uninterrupted(data, teacher, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "parts", 8)
 
 
+def test_a_run_leaves_the_forward_network_of_its_checkpoint_behind(data, teacher, tmp_path):
+    options = {**SETTINGS, "model_config": {**TWO_STREAM, "forward_num_layers": 0}, "model_name_or_path": str(teacher)}
+    trainer = Trainer(arguments(data, tmp_path / "run", **options))
+    old, new = NFDMTextPipeline.from_pretrained(teacher).model.state_dict(), trainer.model.state_dict()
+    assert {name for name in old if name not in new} == {
+        name for name in old if name.startswith("forward_process.network.")
+    }
+    assert all(torch.equal(old[name], weight) for name, weight in new.items())
+    trainer.train()
+    assert NFDMTextPipeline.from_pretrained(tmp_path / "run" / "pipeline").model.forward_process.network is None
+
+
 def test_a_checkpoint_of_another_shape_is_refused(data, teacher, tmp_path):
     options = {"model_config": {**TWO_STREAM, "intermediate_size": 32}, "model_name_or_path": str(teacher)}
     with pytest.raises(ValueError, match="`model_name_or_path` has intermediate_size 24 where these settings have 32"):

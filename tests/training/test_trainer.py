@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import resource
 import signal
 
 import pytest
@@ -45,6 +47,24 @@ def test_a_run_writes_what_it_promises(data, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "Bound on the validation texts" in printed and "train: 200 texts" in printed
     assert not list(run.glob("*.tmp")) and not list(run.glob("*.trash"))
+
+
+def test_the_card_of_a_run_shows_names_as_text_and_no_folders(data, tmp_path):
+    """Of the data, and of the tokenizer or checkpoint that the run starts from."""
+    texts = tmp_path / "![x](evil.example)<b>*.jsonl"
+    texts.write_text((data / "train.jsonl").read_text())
+    options = {"dataset": str(texts), "max_steps": 1, "num_samples": 0, "final_samples": 1, "hub_model_id": "user/x"}
+    train(arguments(data, tmp_path / "first", **options))
+    for name in ("tokenizer", "model_name_or_path"):
+        start = tmp_path / "first" / ("tokenizer" if name == "tokenizer" else "pipeline")
+        train(arguments(data, tmp_path / name, **options, **{name: str(start)}))
+        card = (tmp_path / name / "pipeline" / "README.md").read_text()
+        assert f"- `{name}`: {start.name}\n" in card
+        assert str(tmp_path) not in card and str(data) not in card and "user/x" not in card
+        # A code span shows what it holds.
+        shown = re.sub("`[^`\n]*`", "", card)
+        assert "![" not in shown and "<b>" not in shown
+        assert shown.count("!\\[x\\](evil.example)&lt;b>\\*.jsonl") == 2
 
 
 def test_resumed_equals_uninterrupted(data, tmp_path):
@@ -249,12 +269,24 @@ def test_signal_ends_the_run_with_a_checkpoint_and_only_a_later_one_kills(data, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_during_the_final_samples_stops_the_run_too(number, data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("moment", ["last step", "final samples"])
+def test_signal_near_the_end_stops_the_run_too(moment, number, data, tmp_path, monkeypatch):
     options = {"max_steps": 2, "evaluate_every": 2, "num_samples": 0, "final_samples": 1}
     trainer = Trainer(arguments(data, tmp_path / "run", **options))
-    monkeypatch.setattr(trainer, "generate", lambda *_, **__: signal.raise_signal(number))
+    step = trainer._step
+
+    def last(batches):
+        if trainer.progress.step == 1:
+            signal.raise_signal(number)
+        return step(batches)
+
+    if moment == "last step":
+        monkeypatch.setattr(trainer, "_step", last)
+    else:
+        monkeypatch.setattr(trainer, "generate", lambda *_, **__: signal.raise_signal(number))
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     assert trainer.train() is None and not (tmp_path / "run" / "summary.json").exists()
+    assert [path.name for path in checkpoint_folders(trainer.run)] == ["checkpoint-00000002"]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert train(arguments(data, tmp_path / "run", resume="latest", **options)) is not None
 
@@ -279,6 +311,26 @@ def test_refused_before_anything_is_written(options, message, data, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("writer", "name"), [("_own_run", ".lock"), ("_write_run_files", "tokenizer"), ("_record", "metrics.jsonl")]
+)
+def test_a_file_of_the_run_that_cannot_be_written_is_named(writer, name, data, tmp_path, monkeypatch):
+    """The kernel refuses files beyond a limit."""
+    trainer = Trainer(arguments(data, tmp_path / "run", max_steps=1, num_samples=0))
+    write, (soft, hard) = getattr(trainer, writer), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limited(*args):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        try:
+            write(*args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(trainer, writer, limited)
+    with pytest.raises(OSError, match=f"Could not write {tmp_path / 'run' / name}: .*File too large"):
+        trainer.train()
+
+
 def test_other_run_in_the_folder_is_left_alone(data, tmp_path):
     run = tmp_path / "run"
     train(arguments(data, run, max_steps=2, evaluate_every=2))
@@ -295,7 +347,9 @@ def test_checkpoint_continues_in_another_folder(data, tmp_path):
     train(arguments(data, tmp_path / "two", resume=str(tmp_path / "one" / "checkpoint-00000004")))
     one, two = weights(tmp_path / "one", 8), weights(tmp_path / "two", 8)
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert (tmp_path / "two" / "tokenizer").is_dir() and metrics(tmp_path / "two")[0]["step"] == 5
+    assert metrics(tmp_path / "two")[0]["step"] == 5
+    for path in (tmp_path / "one" / "tokenizer").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / "tokenizer" / path.name).read_bytes()
 
 
 def test_what_divergence_advises_can_be_done(data, tmp_path, capsys):
@@ -312,14 +366,16 @@ def test_what_divergence_advises_can_be_done(data, tmp_path, capsys):
     assert steps(run, "train/learning_rate")[2:] == [pytest.approx(1e-3 * factor) for factor in (1, 0.5)]
 
 
-def test_resuming_with_other_texts_is_refused(data, tmp_path):
-    texts = tmp_path / "train.jsonl"
-    lines = (data / "train.jsonl").read_text().splitlines(keepends=True)
+@pytest.mark.parametrize("changed", ["dataset", "validation_file", "validation_file of a stream"])
+def test_resuming_with_other_texts_is_refused(changed, data, tmp_path):
+    setting, *stream = changed.split(" of ")
+    texts = tmp_path / "texts.jsonl"
+    lines = (data / f"{'train' if setting == 'dataset' else 'valid'}.jsonl").read_text().splitlines(keepends=True)
     texts.write_text("".join(lines))
-    options = {"dataset": str(texts), "max_steps": 4}
+    options = {setting: str(texts), "streaming": bool(stream), "max_steps": 4}
     assert train(arguments(data, tmp_path / "run", stop_after_steps=2, **options)) is None
     texts.write_text("".join([*lines[1:], lines[0]]))
-    with pytest.raises(ValueError, match=r"train.jsonl' are not those that .*checkpoint-00000002 was trained on"):
+    with pytest.raises(ValueError, match=r"The texts of .* are not those that .*checkpoint-00000002 was trained on"):
         train(arguments(data, tmp_path / "run", resume="latest", **options))
     texts.write_text("".join(lines))
     assert train(arguments(data, tmp_path / "run", resume="latest", **options)) is not None

@@ -50,9 +50,9 @@ class AutoregressiveConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         check_format(self.checkpoint_format)
+        check_integers(2, vocab_size=self.vocab_size)
         check_integers(
             1,
-            vocab_size=self.vocab_size,
             max_length=self.max_length,
             hidden_size=self.hidden_size,
             num_hidden_layers=self.num_hidden_layers,

@@ -59,9 +59,9 @@ class MaskedDiffusionConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         check_format(self.checkpoint_format)
+        check_integers(2, vocab_size=self.vocab_size)
         check_integers(
             1,
-            vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             num_hidden_layers=self.num_hidden_layers,
             num_attention_heads=self.num_attention_heads,

@@ -297,10 +297,10 @@ class MaskedDiffusionModel(SafetensorsModel):
         """Raise a ValueError for token ids or known tokens that the model cannot take."""
         config = self.config
         check_is_tensor("input_ids", input_ids)
-        if input_ids.ndim != 2 or input_ids.shape[1] != config.max_length:
+        if input_ids.ndim != 2 or not len(input_ids) or input_ids.shape[1] != config.max_length:
             raise ValueError(
-                f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, {config.max_length}): every "
-                "sequence is padded to the model's `max_length`."
+                f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, {config.max_length}), with at "
+                "least one sequence: every one is padded to the model's `max_length`."
             )
         if known is not None:
             check_known(known, input_ids.shape)

@@ -122,6 +122,20 @@ class AutoregressiveModel(SafetensorsModel):
     def check_inputs(self, input_ids: Tensor) -> None:
         """Raise a ValueError for token ids that the model cannot take."""
         config = self.config
+        self.check_rows(input_ids)
+        # Values are read on the CPU only.
+        if input_ids.device.type != "cpu":
+            return
+        text = input_ids[:, config.condition_length + 1 :]
+        before_end = (text == config.eos_token_id).cumsum(1) == 0
+        never = (text == config.bos_token_id) | (text == config.pad_token_id)
+        if (never & before_end).any():
+            row = int((never & before_end).any(1).nonzero()[0])
+            raise ValueError(f"`input_ids` has START or PAD before END in row {row}; PAD may only follow END.")
+
+    def check_rows(self, input_ids: Tensor) -> None:
+        """Raise a ValueError for what are no rows of token ids that begin with START."""
+        config = self.config
         check_is_tensor("input_ids", input_ids)
         if input_ids.ndim != 2 or not len(input_ids) or not 2 <= input_ids.shape[1] <= config.max_length:
             raise ValueError(
@@ -129,18 +143,8 @@ class AutoregressiveModel(SafetensorsModel):
                 f"to {config.max_length} positions."
             )
         check_token_ids(input_ids, config.vocab_size)
-        # As there, values are read on the CPU only.
-        if input_ids.device.type != "cpu":
-            return
-        if (input_ids[:, 0] != config.bos_token_id).any():
+        if input_ids.device.type == "cpu" and (input_ids[:, 0] != config.bos_token_id).any():
             raise ValueError(
                 f"`input_ids` has rows that begin with {input_ids[:, 0].unique().tolist()[:5]}; every row must begin "
-                "with START, "
-                f"{config.bos_token_id}."
+                f"with START, {config.bos_token_id}."
             )
-        text = input_ids[:, config.condition_length + 1 :]
-        before_end = (text == config.eos_token_id).cumsum(1) == 0
-        never = (text == config.bos_token_id) | (text == config.pad_token_id)
-        if (never & before_end).any():
-            row = int((never & before_end).any(1).nonzero()[0])
-            raise ValueError(f"`input_ids` has START or PAD before END in row {row}; PAD may only follow END.")

@@ -73,11 +73,17 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         check_samples(num_samples, batch_size, generator)
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         check_cuts(**choice)
-        if check_given(num_samples, input_ids, known) and not begins(known).all():
-            raise ValueError(
-                "An autoregressive model continues a beginning; the `prompt`, or `known`, has tokens to write before "
-                "given ones."
-            )
+        if check_given(num_samples, input_ids, known):
+            if not begins(known).all():
+                raise ValueError(
+                    "An autoregressive model continues a beginning; the `prompt`, or `known`, has tokens to write "
+                    "before given ones."
+                )
+            self.model.check_rows(input_ids)
+            if input_ids.shape[1] != config.max_length:
+                raise ValueError(
+                    f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (num_samples, {config.max_length})."
+                )
         generators = sample_generators(num_samples, generator)
         starts = range(0, num_samples, batch_size)
         sequences, calls = [], 0

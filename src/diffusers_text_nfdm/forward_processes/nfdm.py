@@ -59,12 +59,13 @@ class NFDMProcess(ForwardProcess):
         d log std_i/du = r_i (-log δ + (1-2t_i) s_i) + t_i(1-t_i) ṡ_i
 
     Args:
-        network: a `Transformer` from embeddings and times to a `Dual` whose last axis holds `[m, s]`.
+        network: a `Transformer` from embeddings and times to a `Dual` whose last axis holds `[m, s]`; without one
+            `m = s = 0`.
         volatility: maps times `(batch, seq or 1)` to `g²` of shape `(batch, seq or 1, 1)`.
         delta: standard deviation at t = 0.
     """
 
-    def __init__(self, network: nn.Module, volatility: nn.Module, delta: float):
+    def __init__(self, network: nn.Module | None, volatility: nn.Module, delta: float):
         super().__init__()
         self.network = network
         self.volatility = volatility
@@ -77,14 +78,22 @@ class NFDMProcess(ForwardProcess):
 
     def deformation(self, embeddings: Tensor, t: Tensor, block_size: int | None = None) -> tuple[Tensor, Tensor]:
         """The network's `m(E, t)` and `s(E, t)`."""
+        if self.network is None:
+            return torch.zeros_like(embeddings), torch.zeros_like(embeddings)
         out = self.network(embeddings, self._conditions(Dual(t), block_size), block_size).value
         return out.to(embeddings.dtype).chunk(2, dim=-1)
 
     def path(
         self, times: Dual, context: Tensor | None = None, block_size: int | None = None
     ) -> Callable[[Tensor], MovingMarginal]:
-        conditions = self._conditions(times, block_size)
         t, rate = times.value[..., None], times.rate[..., None]
+        if self.network is None:
+            return lambda embeddings: MovingMarginal(
+                *self._mean_and_std(embeddings, times.value, *self.deformation(embeddings, times.value)),
+                mean_rate=-rate * embeddings,
+                log_std_rate=-rate * self.log_delta * torch.ones_like(embeddings),
+            )
+        conditions = self._conditions(times, block_size)
         bump, bump_rate = t * (1 - t), rate * (1 - 2 * t)
 
         def moving_marginal(embeddings: Tensor) -> MovingMarginal:
@@ -121,6 +130,14 @@ class NFDMProcess(ForwardProcess):
         """`(1-t, δ^(1-t))`: the process with `m = s = 0`."""
         t = t[..., None]
         return 1 - t, torch.exp((1 - t) * self.log_delta)
+
+    def snr(self, t: Tensor, context: Tensor | None = None) -> Tensor:
+        """`((1-t) / δ^(1-t))²`, of a process that no network deforms."""
+        if self.network is not None:
+            return super().snr(t, context)
+        alpha, sigma = self.alpha_sigma(t, context)
+        # At t = 1 it is 0, and ratios are taken of it.
+        return (alpha / sigma).square().clamp_min(torch.finfo(t.dtype).tiny)
 
     def _mean_and_std(self, embeddings: Tensor, t: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         t = t[..., None]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..checks import check_positive
+from ..checks import check_integers
 from ..models import Prediction, TextDiffusionModel, evaluation_mode
 from ..models.token_choice import behind_end, draw_from, noise_of
 from ..networks.two_stream_predictor import TextCache
@@ -50,7 +50,7 @@ def jump_likelihood(
     input_ids, tokens, chars = prepared_texts(model, input_ids, num_tokens, num_chars, batch_size)
     if not model.config.jumps:
         raise ValueError("The model cannot jump: its config has `jumps` False.")
-    check_positive(num_inference_steps=num_inference_steps)
+    check_integers(1, num_inference_steps=num_inference_steps)
     scheduler = JumpScheduler(jump_length)
     check_draws(num_draws, seed)
     generator = torch.Generator(model.device).manual_seed(seed)

@@ -50,7 +50,9 @@ def score_texts(
         known: `(texts, max_length)`, the tokens that are given and not counted.
         num_draws: evaluations of the bound for each text.
     """
-    check_integers(1, num_draws=num_draws, batch_size=batch_size)
+    check_integers(1, batch_size=batch_size)
+    # Their spread is the error.
+    check_integers(2, num_draws=num_draws)
     check_seed(seed)
     input_ids = as_token_ids(input_ids)
     model.check_inputs(input_ids.cpu(), *(() if known is None else (known,)))

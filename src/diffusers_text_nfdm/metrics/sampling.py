@@ -70,7 +70,7 @@ class Sampling:
     confidence_threshold: float | None = None
 
     def __post_init__(self):
-        for name, kind in (("name", str), ("clock", str | None), ("config", Mapping)):
+        for name, kind in (("name", str), ("scheduler", str | None), ("clock", str | None), ("config", Mapping)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"`{name}` of a sampling is {getattr(self, name)!r}, which is of a wrong kind.")
         threshold = self.confidence_threshold

@@ -60,8 +60,8 @@ class TextDiffusionConfig(PreTrainedConfig):
             the vocabulary around the posterior of a single token, exact for MuLAN and Diffusion-LM and that of the
             undeformed process for NFDM; Ê is the mean embedding under them.
         self_conditioning: the predictor is called twice and sees its first Ê in the second call. No gradient goes
-            through the first call. (Chen et al. 2022 take the Ê of the sampling step before. Then Ê is no function of
-            z, and nothing bounds the likelihood of the samples.)
+            through the first call. In sampling a step is one call, which sees the Ê of the step before (Chen et al.
+            2022).
         jumps: the predictor can write several tokens in one call from the noise that decides them; for the clean
             stream of `"two_stream"` (`objective.jump_losses`).
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
@@ -114,9 +114,9 @@ class TextDiffusionConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         check_format(self.checkpoint_format)
+        check_integers(2, vocab_size=self.vocab_size)
         check_integers(
             1,
-            vocab_size=self.vocab_size,
             max_length=self.max_length,
             embedding_dim=self.embedding_dim,
             hidden_size=self.hidden_size,
@@ -167,7 +167,7 @@ class TextDiffusionConfig(PreTrainedConfig):
 
     @property
     def calls_per_prediction(self) -> int:
-        """How often the predictor is called for one Ê."""
+        """How often a bound calls the predictor for one Ê."""
         return 2 if self.self_conditioning else 1
 
     def _check_heads(self, size_name: str, heads_name: str) -> None:
@@ -187,6 +187,7 @@ class NFDMConfig(TextDiffusionConfig):
         time_conditioning: how the forward network gets its times: `"adaln"` (NFDM), `"additive"` (NFDM-Additive), or
             `"head"`: only behind its transformer layers, which then need no time derivative.
         forward_hidden_size, forward_num_layers, forward_num_heads, forward_intermediate_size: the forward network.
+            Without layers there is none, and the process is not deformed: `(1-t) E + δ^(1-t) ε`.
         forward_time_dim: size of its time embedding with `"adaln"` and `"head"`.
         volatility: g(t): `"free"`, the paper's softplus network; or `"markovian"`: a learned factor on the volatility
             that makes the undeformed process Markov, which is where the bound is least at the start.
@@ -212,12 +213,12 @@ class NFDMConfig(TextDiffusionConfig):
         check_integers(
             1,
             forward_hidden_size=self.forward_hidden_size,
-            forward_num_layers=self.forward_num_layers,
             forward_num_heads=self.forward_num_heads,
             forward_intermediate_size=self.forward_intermediate_size,
             forward_time_dim=self.forward_time_dim,
             volatility_hidden_size=self.volatility_hidden_size,
         )
+        check_integers(0, forward_num_layers=self.forward_num_layers)
         self._check_heads("forward_hidden_size", "forward_num_heads")
         check_one_of("time_conditioning", self.time_conditioning, ("adaln", "additive", "head"))
         check_one_of("volatility", self.volatility, ("free", "markovian"))
@@ -267,9 +268,10 @@ class MuLANConfig(TextDiffusionConfig):
         )
         self._check_heads("context_hidden_size", "context_num_heads")
         check_finite(gamma_min=self.gamma_min, gamma_max=self.gamma_max)
-        if not self.gamma_min < self.gamma_max:
+        # Beyond, a variance is 0 in float32.
+        if not -80 <= self.gamma_min < self.gamma_max <= 80:
             raise ValueError(
-                f"`gamma_min` is {self.gamma_min} and `gamma_max` {self.gamma_max}; it must be the smaller one."
+                f"`gamma_min` is {self.gamma_min} and `gamma_max` {self.gamma_max}; they must increase, in [-80, 80]."
             )
 
 

@@ -41,7 +41,8 @@ class Denoiser:
             t: their times, `(batch, seq)`, or `(batch, 1)` where all tokens of a text have the same.
             context: MuLAN's c.
             clean: what `read_clean` gave for the tokens before, for a text with windows.
-            self_condition: with self-conditioning, the Ê that the predictor sees instead of that of a first call.
+            self_condition: with self-conditioning, what the predictor is shown in place of a first call: Ê, or where
+                it reads tokens the states of its network (`Prediction.shown_next`).
             windows: of the tokens, each given the clean tokens before it; `None` where all see each other.
             known: `(batch, seq)`, the tokens that are given.
             window: the tokens to predict. Without it all windows of a text are predicted at once.
@@ -63,6 +64,13 @@ class Denoiser:
         prediction = self.prediction(self.predictor, *inputs, **options)
         prediction.window, prediction.length = window, z.shape[1]
         return prediction
+
+    def nothing_shown(self, z: Tensor) -> Tensor | None:
+        """With self-conditioning, what the first step of a text is shown: zeros."""
+        if not self.config.self_conditioning:
+            return None
+        size = z.shape[-1] if self._sees_embeddings else self.config.hidden_size
+        return z.new_zeros(*z.shape[:-1], size)
 
     @property
     def _sees_embeddings(self) -> bool:

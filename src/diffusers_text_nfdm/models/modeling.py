@@ -379,10 +379,10 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         check_is_tensor("input_ids", input_ids)
         if t is not None:
             check_is_tensor("t", t)
-        if input_ids.ndim != 2 or input_ids.shape[1] != length:
+        if input_ids.ndim != 2 or not len(input_ids) or input_ids.shape[1] != length:
             raise ValueError(
-                f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, {length}): every sequence "
-                "is padded to the model's `max_length`."
+                f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, {length}), with at least one "
+                "sequence: every one is padded to the model's `max_length`."
             )
         if known is not None:
             check_known(known, input_ids.shape)

@@ -34,6 +34,7 @@ class Prediction:
         embeddings: Ê, where it is predicted itself.
         factors: `(states, weight, bias)` with logits `states weightᵀ + bias`, so that a loss need not hold the logits.
         table: the token embeddings, whose mean under the logits is Ê.
+        states: those of the network alone, where a later call can be shown them.
         window: the tokens that were predicted, out of `length`; `None` for all. Ê of the others is zero.
         excluded: tokens that a text cannot have, `(batch, vocab)`; `None` for none.
     """
@@ -45,9 +46,10 @@ class Prediction:
         table: Tensor | None = None,
         window: slice | None = None,
         length: int | None = None,
+        states: Tensor | None = None,
         excluded: Tensor | None = None,
     ):
-        self._embeddings, self.factors, self.table = embeddings, factors, table
+        self._embeddings, self.factors, self.table, self.states = embeddings, factors, table, states
         self.window, self.length, self.excluded = window, length, excluded
 
     @property
@@ -56,7 +58,9 @@ class Prediction:
 
     def without(self, excluded: Tensor | None) -> Prediction:
         """The same with logits of -inf for the `excluded` tokens of each text."""
-        return Prediction(self._embeddings, self.factors, self.table, self.window, self.length, excluded)
+        if excluded is None:
+            return self
+        return Prediction(self._embeddings, self.factors, self.table, self.window, self.length, excluded=excluded)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -72,6 +76,11 @@ class Prediction:
             return self.place(self._embeddings)
         with full_precision(self.logits):
             return self.place(torch.softmax(self.logits, dim=-1) @ self.table)
+
+    @cached_property
+    def shown_next(self) -> Tensor:
+        """What self-conditioning shows the call of a next step: the network's states, or Ê."""
+        return self.embeddings if self.states is None else self.place(self.states)
 
     def embeddings_of(self, tokens: Tensor) -> Tensor:
         """Ê if the predicted tokens were these, `(batch, window)`."""
@@ -183,6 +192,8 @@ class CategoricalPrediction(nn.Module):
             alpha_sigma: of the forward process at the times.
             table: token embeddings, `(vocab, dim)`.
             bias: b.
+            self_condition: the network's states of an earlier call, `(batch, seq, hidden_size)`, in place of a first
+                one; an Ê for a predictor that reads no tokens.
             second_call: with self-conditioning, whether there is one, or for which texts, `(batch,)`. No gradient
                 goes through the call before it.
         """
@@ -208,15 +219,17 @@ class CategoricalPrediction(nn.Module):
             if not predictor.reads_tokens:
                 return predictor(*inputs, None, _of_texts(self_condition, rows), *given).to(z.dtype)
             inputs, seen, token_rows = tuple(inputs), shown[rows], predictor.token_rows.weight
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not twice):
-                tokens = mean_token_rows(seen, evidence_weight, bias, token_rows)
-                states = predictor(*inputs, tokens, None, *given).to(z.dtype)
+            states = _of_texts(self_condition, rows)
+            if states is None:
+                with torch.set_grad_enabled(torch.is_grad_enabled() and not twice):
+                    tokens = mean_token_rows(seen, evidence_weight, bias, token_rows)
+                    states = predictor(*inputs, tokens, None, *given).to(z.dtype)
             if not twice:
                 return states
             # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too
             # (pytorch/pytorch#165068).
             torch.clear_autocast_cache()
-            # The second call sees tokens as the first one predicts them.
+            # The second call sees tokens as the states of the first one and the evidence of now predict them.
             tokens = mean_token_rows(torch.cat([states, seen], dim=-1), weight, logit_bias, token_rows)
             return predictor(*inputs, tokens, None, *given, second_call=True).to(z.dtype)
 
@@ -228,7 +241,8 @@ class CategoricalPrediction(nn.Module):
             parts = [(rows, twice) for rows, twice in ((~second_call, False), (second_call, True)) if rows.any()]
             states = torch.cat([read(rows, twice) for rows, twice in parts])
             states = states[torch.cat([rows.nonzero()[:, 0] for rows, _ in parts]).argsort()]
-        return Prediction(factors=(torch.cat([states, evidence], dim=-1), weight, logit_bias), table=table)
+        factors = torch.cat([states, evidence], dim=-1), weight, logit_bias
+        return Prediction(factors=factors, table=table, states=states if predictor.reads_tokens else None)
 
 
 def _of_texts(x: Tensor | None, rows: Tensor | slice) -> Tensor | None:

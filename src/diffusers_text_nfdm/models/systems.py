@@ -23,7 +23,16 @@ class NFDMModel(TextDiffusionModel):
     config_class = NFDMConfig
 
     def build_forward_process(self, config: NFDMConfig) -> NFDMProcess:
-        network = Transformer(
+        network = None if config.forward_num_layers == 0 else self._forward_network(config)
+        if config.volatility == "markovian":
+            volatility = MarkovianVolatility(config.volatility_hidden_size, config.delta)
+        else:
+            volatility = LearnedVolatility(config.volatility_hidden_size, config.volatility_floor)
+        return NFDMProcess(network, volatility, config.delta)
+
+    @staticmethod
+    def _forward_network(config: NFDMConfig) -> Transformer:
+        return Transformer(
             input_dim=config.embedding_dim,
             output_dim=2 * config.embedding_dim,
             hidden_size=config.forward_hidden_size,
@@ -34,15 +43,11 @@ class NFDMModel(TextDiffusionModel):
             time_conditioning=config.time_conditioning,
             time_dim=config.forward_time_dim,
         )
-        if config.volatility == "markovian":
-            volatility = MarkovianVolatility(config.volatility_hidden_size, config.delta)
-        else:
-            volatility = LearnedVolatility(config.volatility_hidden_size, config.volatility_floor)
-        return NFDMProcess(network, volatility, config.delta)
 
     def zero_initialized(self) -> tuple[nn.Module, ...]:
         process = self.forward_process
-        return process.network.output, process.volatility.mlp[-1]
+        network = () if process.network is None else (process.network.output,)
+        return *network, process.volatility.mlp[-1]
 
 
 class MuLANModel(TextDiffusionModel):

@@ -32,8 +32,8 @@ class NFDMTextPipelineOutput(BaseOutput):
         trajectory_times: their global times u, `(predictions, num_samples)`; of schedulers that write tokens, the
             share of the text that is to be written.
         num_function_evaluations: the most predictor calls that a sample took.
-        calls: predictor calls that each sample took, `(num_samples,)`: two for each time with self-conditioning. With
-            a `confidence_threshold`, those until it was decided.
+        calls: predictor calls that each sample took, `(num_samples,)`. With a `confidence_threshold`, those until it
+            was decided.
     """
 
     texts: list[str] | None = None
@@ -77,6 +77,7 @@ class TextBatch:
         written: tokens that are chosen: those before the windows, in the end all.
         uniforms: random numbers by which they are chosen, one for each; `None` for the most probable tokens.
         clean: what the predictor keeps of them.
+        shown: what self-conditioning shows the next call of the one before.
     """
 
     generators: list[torch.Generator]
@@ -88,6 +89,7 @@ class TextBatch:
     written: Tensor
     uniforms: Tensor | None = None
     clean: CleanTokens | None = None
+    shown: Tensor | None = None
     trajectory: list[Tensor] = field(default_factory=list)
     times: list[Tensor] = field(default_factory=list)
     calls: int | Tensor = 0

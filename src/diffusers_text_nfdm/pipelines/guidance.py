@@ -94,16 +94,26 @@ class GuidedModel:
         t: Tensor,
         context: Tensor | None = None,
         clean: GuidedTokens | None = None,
+        self_condition: Tensor | None = None,
         **options: Any,
     ) -> Prediction:
-        """As in `Denoiser`."""
+        """As in `Denoiser`; both models are shown their own states."""
         own, weaker = (None, None) if clean is None else (clean.own, clean.weaker)
+        shown, others_shown = (None, None) if self_condition is None else self_condition.chunk(2, -1)
         unseen = self.in_condition(torch.arange(z.shape[1], device=z.device))[:, None]
         padding = torch.full((1, 1), self.config.pad_token_id, device=z.device)
         nothing = self.forward_process.initial_marginal(self.weaker.embed(padding), context).mean
-        own = self.model.denoise(z, t, context, own, **options)
-        weaker = self.weaker.denoise(torch.where(unseen, nothing, z), t, context, weaker, **options)
-        return self._guided(own, weaker)
+        own = self.model.denoise(z, t, context, own, shown, **options)
+        weaker = self.weaker.denoise(torch.where(unseen, nothing, z), t, context, weaker, others_shown, **options)
+        guided = self._guided(own, weaker)
+        if self_condition is not None:
+            guided.shown_next = torch.cat([own.shown_next, weaker.shown_next], -1)
+        return guided
+
+    def nothing_shown(self, z: Tensor) -> Tensor | None:
+        """As in `Denoiser`, for both models."""
+        shown = [model.nothing_shown(z) for model in (self.model, self.weaker)]
+        return None if shown[0] is None else torch.cat(shown, -1)
 
     def predict_unseen(self, clean: GuidedTokens, places: Places, context: Tensor | None = None) -> Prediction:
         """As in `Denoiser`."""

@@ -245,8 +245,6 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 batches.append(batch)
         self.maybe_free_model_hooks()
         calls = torch.cat([torch.as_tensor(batch.calls).expand(len(batch.z)) for batch in batches]).cpu()
-        if not isinstance(self.scheduler, TokenScheduler):
-            calls = calls * config.calls_per_prediction
         if guided:
             calls = 2 * calls
         sequences = None if output_type == "latent" else torch.cat([batch.written for batch in batches]).cpu()
@@ -411,7 +409,12 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             step = clock.step_windows(bounds[0], *(scheduler.token_times(u, z).value for u in bounds))
             windows, window, clean = step.windows, step.tokens, self._read(batch, step.written, step.seen, options)
         t = scheduler.token_times(timestep, z).value
-        prediction = model.denoise(z, t, batch.context, clean, windows=windows, known=batch.known, window=window)
+        # One call a step: it is shown the prediction of the step before.
+        shown = model.nothing_shown(z) if batch.shown is None else batch.shown
+        prediction = model.denoise(
+            z, t, batch.context, clean, shown, windows=windows, known=batch.known, window=window
+        )
+        batch.shown = None if shown is None else prediction.shown_next
         prediction = prediction.without(batch.excluded)
         if not options.clamp_predictions:
             return prediction

@@ -57,7 +57,7 @@ def film_trajectory(
     steps = min(len(trajectory), int(since.max()) + 1)
     number, calls = min(steps, MAX_FRAMES), int(output.calls[sample])
     chosen = sorted({round(i * (steps - 1) / max(number - 1, 1)) for i in range(number)})
-    # With self-conditioning a step is two calls.
+    # Guidance calls two models in a step.
     per_step = max(1, round(calls / len(trajectory)))
     frames = [(f"call {per_step * (i + 1)}", _place(trajectory[i], tokenizer, since <= i)) for i in chosen]
     text = _place(final, tokenizer, since <= len(trajectory))

@@ -253,10 +253,13 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
 
 def copy_weights(source: PreTrainedModel, model: PreTrainedModel, grown: bool = False) -> None:
     """Give the model the weights of another one, which may lack parts that are new in it, and, if its vocabulary has
-    grown, the rows of the last tokens.
+    grown, the rows of the last tokens. A forward network is left behind where the model has none.
     """
     old, new = source.config.to_dict(), model.config.to_dict()
     free = (*FREE_OF_CHECKPOINT, "vocab_size") if grown else FREE_OF_CHECKPOINT
+    # A forward process may be left undeformed from here on.
+    undeformed = new.get("forward_num_layers") == 0
+    free = (*free, "forward_num_layers") if undeformed else free
     changed = [
         f"{name} {old.get(name)!r} where these settings have {new[name]!r}"
         for name in new
@@ -268,6 +271,8 @@ def copy_weights(source: PreTrainedModel, model: PreTrainedModel, grown: bool = 
             "for parts that are new."
         )
     weights, own = source.state_dict(), model.state_dict()
+    if undeformed:
+        weights = {name: weight for name, weight in weights.items() if not name.startswith("forward_process.network.")}
     if grown:
         weights = {name: _with_new_rows(weight, own.get(name), old["vocab_size"]) for name, weight in weights.items()}
     for name, weight in weights.items():

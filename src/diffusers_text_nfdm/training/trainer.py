@@ -195,11 +195,11 @@ class Trainer:
                 self.lock.release()
 
     def _finish(self) -> dict | None:
-        if self.accelerator.is_main_process:
-            # A run that was killed between its last checkpoint and this has one too many.
-            remove_old(self.run, self.arguments.checkpoints_total_limit)
         try:
             with self.stop_signal.interrupting():
+                if self.accelerator.is_main_process:
+                    # A run that was killed between its last checkpoint and this has one too many.
+                    remove_old(self.run, self.arguments.checkpoints_total_limit)
                 return finish(self)
         except KeyboardInterrupt:
             self._say("Stopped by a signal after the last step; evaluate and release with `--resume latest`.")
@@ -233,6 +233,7 @@ class Trainer:
             desc="training",
             disable=not self.accelerator.is_local_main_process,
         )
+        stop = False
         with bar:
             while progress.step < last_step:
                 outputs, norm = self._step(batches)
@@ -252,10 +253,11 @@ class Trainer:
                     self._save_checkpoint()
                 if stop:
                     break
-        if progress.step < arguments.max_steps:
+        finished = progress.step >= arguments.max_steps and not stop
+        if not finished:
             reason = "Stopped by a signal" if self.stop_signal.received else "Stopped"
             self._say(f"{reason} at step {progress.step} of {arguments.max_steps}; continue with `--resume latest`.")
-        return progress.step >= arguments.max_steps
+        return finished
 
     def _step(self, batches) -> tuple[list[ModelOutput], torch.Tensor]:
         """One optimizer step: the output for every part of the batch, and the norm of the gradient before clipping."""
