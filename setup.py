@@ -9,7 +9,7 @@ exec((ROOT / "src/diffusers_text_nfdm/version.py").read_text(encoding="utf-8"), 
 
 # What only some users need. Each is imported where it is used, never by `import diffusers_text_nfdm`.
 EXTRAS = {
-    "train": ["accelerate>=1.2", "pyyaml>=6.0", "matplotlib>=3.9", "tensorboard>=2.16.2"],
+    "train": ["accelerate>=1.6", "pyyaml>=6.0", "matplotlib>=3.9", "tensorboard>=2.16.2"],
     "eval": ["evaluate>=0.4.3", "mauve-text>=0.4.0", "matplotlib>=3.9", "pyyaml>=6.0"],
     "references": ["sacrebleu>=2.4", "rouge_score>=0.1.2"],
     "demo": ["gradio>=6.31", "matplotlib>=3.9"],
@@ -35,7 +35,7 @@ setup(
     install_requires=[
         "torch>=2.9",
         "transformers>=5.4",
-        "diffusers>=0.37",
+        "diffusers>=0.40",
         "datasets>=4.3",
         "huggingface_hub>=1.0",
         "tokenizers>=0.22",
