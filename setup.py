@@ -9,7 +9,7 @@ exec((ROOT / "src/diffusers_text_nfdm/version.py").read_text(encoding="utf-8"), 
 
 # What only some users need. Each is imported where it is used, never by `import diffusers_text_nfdm`.
 EXTRAS = {
-    "train": ["accelerate>=1.6", "pyyaml>=6.0", "matplotlib>=3.9", "tensorboard>=2.16.2"],
+    "train": ["accelerate>=1.6", "pyyaml>=6.0", "matplotlib>=3.9", "tensorboard>=2.18"],
     "eval": ["evaluate>=0.4.3", "mauve-text>=0.4.0", "matplotlib>=3.9", "pyyaml>=6.0"],
     "references": ["sacrebleu>=2.4", "rouge_score>=0.1.2"],
     "demo": ["gradio>=6.31", "matplotlib>=3.9"],
@@ -37,9 +37,9 @@ setup(
         "transformers>=5.4",
         "diffusers>=0.40",
         "datasets>=4.3",
-        "huggingface_hub>=1.0",
+        "huggingface_hub>=1.23",
         "tokenizers>=0.22",
-        "safetensors>=0.4.3",
+        "safetensors>=0.8",
         "numpy>=2.0",
     ],
     extras_require=EXTRAS,
