@@ -160,6 +160,11 @@ CALLS = {
     ),
     "a long name": (lambda: load_text_dataset("x" * 300), "no name of a Hub dataset"),
     "a sampling's scheduler": (lambda: Sampling("x", np.zeros((2, 5))), "`scheduler` of a sampling is"),
+    "a noise fraction": (lambda: MarkovChainScheduler(noise_fraction=np.zeros((2, 5))), "`noise_fraction` is array"),
+    "a condition's column": (
+        lambda: load_text_dataset("stories", condition_column=np.zeros((2, 5))),
+        "condition_column is array",
+    ),
     "a number beyond integers": (lambda: TrainingArguments(log_every=4.5e123), "`log_every` is 4.5e"),
 }
 

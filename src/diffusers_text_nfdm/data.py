@@ -65,6 +65,9 @@ def load_text_dataset(
     if not is_number(validation_fraction) or not 0 <= validation_fraction < 1:
         raise ValueError(f"validation_fraction is {validation_fraction!r}, but a share from 0 to below 1 is needed.")
     check_seed(seed)
+    for name, value in {"column": column, "condition_column": condition_column}.items():
+        if not isinstance(value, str) and (name == "column" or value is not None):
+            raise ValueError(f"{name} is {value!r}, but the name of a column is needed.")
     embedded = isinstance(source, str) and source == "stories"
     files = None if embedded else local_files(source)
     if config_name is not None and (embedded or files is not None):

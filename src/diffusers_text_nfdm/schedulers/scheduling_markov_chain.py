@@ -57,9 +57,8 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         top_p: float | None = None,
     ):
         self._check_config()
-        if noise_fraction != "snr" and not (
-            is_number(noise_fraction) and not isinstance(noise_fraction, bool) and 0 <= noise_fraction <= 1
-        ):
+        named = isinstance(noise_fraction, str) and noise_fraction == "snr"
+        if not named and not (is_number(noise_fraction) and 0 <= noise_fraction <= 1):
             raise ValueError(f"`noise_fraction` is {noise_fraction!r}; it must be a number in [0, 1] or 'snr'.")
         if prediction not in ("mean", "tokens"):
             raise ValueError(f"`prediction` is {prediction!r}; it must be 'mean' or 'tokens'.")
