@@ -34,7 +34,7 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "torch>=2.9",
-        "transformers>=5.4",
+        "transformers>=5.6",
         "diffusers>=0.40",
         "datasets>=4.3",
         "huggingface_hub>=1.23",
