@@ -81,6 +81,20 @@ def test_buckets_learn_to_follow_a_positive_function():
     torch.testing.assert_close(sampler.probabilities(), expected / expected.sum(), rtol=0.1, atol=0)
 
 
+def test_rare_tokens_that_make_up_a_term_count_as_much_as_frequent_ones():
+    """In one bucket every token has the term 1, in the other one in a hundred has 100."""
+    sampler = BucketTimeSampler(2, uniform_share=0.0).double()
+    optimizer = torch.optim.SGD(sampler.parameters(), lr=0.5)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        t = torch.rand(400, 1, generator=generator, dtype=torch.float64)
+        rare = 100 * (torch.rand(400, 1, generator=generator, dtype=torch.float64) < 0.01)
+        optimizer.zero_grad()
+        sampler.fitting_loss(at_rate_one(t), torch.where(t < 0.5, rare, 1.0)).mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(sampler.probabilities(), torch.full((2,), 0.5).double(), rtol=0.3, atol=0)
+
+
 def test_fitting_gives_no_gradient_to_the_term():
     sampler, term = make_buckets(), torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
     sampler.fitting_loss(at_rate_one(torch.rand(3, 4, dtype=torch.float64)), term).sum().backward()
@@ -159,16 +173,16 @@ def test_a_sampler_is_a_map_of_times_and_its_rate_the_slope_times_theirs(name):
 
 
 def test_fitting_takes_the_rates_out_and_leaves_tokens_that_stand_still_out():
-    """`½ (a_k - log(mean term in bucket k + floor))²`, by the share of the tokens in the bucket."""
+    """`a_k + e^{-a_k} (mean term in bucket k + floor)`, by the share of the tokens in the bucket."""
     sampler = make_buckets(4)
     times = Dual(
         torch.tensor([[0.1, 0.2, 0.6, 0.9, 0.0]], dtype=torch.float64),
         torch.tensor([[2.0, 1.0, 0.5, 0.0, 0.0]], dtype=torch.float64),
     )
     terms = times.rate * torch.tensor([[1.0, 3.0, 5.0, 100.0, 100.0]], dtype=torch.float64)
-    logs = torch.log(torch.tensor([2.0, 5.0], dtype=torch.float64) + SMALLEST_TERM)
-    errors = (sampler.log_terms[[0, 2]] - logs).square()
-    expected = 0.5 * (2 / 5 * errors[0] + 1 / 5 * errors[1])
+    means, logs = torch.tensor([2.0, 5.0], dtype=torch.float64) + SMALLEST_TERM, sampler.log_terms[[0, 2]]
+    fits = logs + means * torch.exp(-logs)
+    expected = 2 / 5 * fits[0] + 1 / 5 * fits[1]
     torch.testing.assert_close(sampler.fitting_loss(times, terms), expected[None])
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .networks.dual import Dual
 
 
-# Added to a token's term before its logarithm is taken.
+# Added to a token's term, so that its logarithm is finite.
 SMALLEST_TERM = 2e-4
 
 
@@ -92,8 +92,11 @@ class BucketTimeSampler(nn.Module):
         return Dual(t, None if times.rate is None else times.rate * slope)
 
     def fitting_loss(self, times: Dual, terms: Tensor) -> Tensor:
-        """`½ Σ_k (a_k - log(mean term in bucket k + floor))²` over the buckets of a text's tokens, by their share of
+        """`Σ_k a_k + e^{-a_k} (mean term in bucket k + floor)` over the buckets of a text's tokens, by their share of
         the tokens.
+
+        Its minimum in expectation is the log of the mean term, however rare the tokens are that make it up: near t = 0
+        one token in hundreds does.
 
         Args:
             times: `(batch, seq)` or `(batch, 1)`; tokens that do not move are left out.
@@ -102,14 +105,13 @@ class BucketTimeSampler(nn.Module):
         terms = terms.detach()
         t, rate = (x.expand(terms.shape) for x in times)
         moving = rate > 0
-        terms = torch.where(moving, terms / rate, 0)
+        terms = torch.where(moving, terms / rate + SMALLEST_TERM, 0)
         bucket = self._bucket(t)
         counts, sums = (
             terms.new_zeros(len(terms), len(self.log_terms)).scatter_add_(1, bucket, x)
             for x in (moving.to(terms.dtype), terms)
         )
-        fits = (self.log_terms - torch.log(sums / counts.clamp_min(1) + SMALLEST_TERM)).square()
-        return 0.5 * (counts / terms.shape[1] * fits).sum(-1)
+        return (counts * self.log_terms + sums * torch.exp(-self.log_terms)).sum(-1) / terms.shape[1]
 
     def _bucket(self, t: Tensor) -> Tensor:
         return (t * len(self.log_terms)).long().clamp_max(len(self.log_terms) - 1)
