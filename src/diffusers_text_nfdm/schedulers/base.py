@@ -89,6 +89,8 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
         if learned and time_sampler is None:
             raise ValueError("`time_grid` is 'learned', which needs the model's `time_sampler` in `set_timesteps`.")
         self._clock = clock
+        # A step asks for the times of both its ends several times.
+        self._known_times: dict[tuple, Dual] = {}
         self.num_inference_steps = len(self._grid) - 1
         self._device = device
         self._step_index = None
@@ -126,6 +128,14 @@ class TextDiffusionScheduler(SchedulerMixin, ConfigMixin):
 
     def token_times(self, u: Tensor | float, sample: Tensor) -> Dual:
         """Token times and rates, `(batch, seq)` or `(batch, 1)`, at a global time, or at one for each sample."""
+        if isinstance(u, Tensor) and (u.ndim or u.device.type != "cpu"):
+            return self._token_times(u, sample)
+        key = float(u), len(sample), sample.device, sample.dtype
+        if key not in self._known_times:
+            self._known_times[key] = self._token_times(float(u), sample)
+        return self._known_times[key]
+
+    def _token_times(self, u: Tensor | float, sample: Tensor) -> Dual:
         u = torch.as_tensor(u, device=sample.device, dtype=sample.dtype).reshape(-1, 1).expand(len(sample), 1)
         times = Dual(u, torch.ones_like(u)) if self._clock is None else self._clock(u)
         if self._time_sampler is not None:
