@@ -289,7 +289,7 @@ def sample_tokens(log_frequencies, n):
 def test_bound_of_the_exact_posterior_is_the_entropy_of_independent_tokens(name, clock):
     model, log_frequencies = unigram_model(name)
     # As many as the error below asks for: the weights of the square root schedule vary most over time.
-    texts = {"mulan-rescaled": 98304, "diffusion-lm": 32768, "mulan": 32768}.get(name, 8192)
+    texts = {"mulan-rescaled": 98304, "diffusion-lm": 98304, "mulan": 32768}.get(name, 8192)
     ids, information = sample_tokens(log_frequencies, texts)
     with torch.no_grad():
         output = model(ids, clock=clock, generator=seeded(0))
