@@ -410,4 +410,4 @@ def test_a_condition_is_obeyed_and_the_scheduler_changed(page):
     page.press("#steps input[type=number]", "Tab")
     assert press(page)
     keep(page, "latents")
-    assert "16 calls" in page.inner_text("#result .text ul")
+    assert page.inner_text("#result .text ul").startswith("8 calls.")
