@@ -338,6 +338,7 @@ def test_a_story_is_written_replayed_and_judged(page):
     story = press(page)
     keep(page, "story")
     assert len(story.split()) > 20
+    assert 0 <= page.locator("#result .text").bounding_box()["y"] < 0.5 * page.viewport_size["height"]
     said = page.inner_text("#result .text ul")
     departure = StoryGrammar().explain(story)
     assert ("✓ A story of the language." in said) == (departure is None)
