@@ -165,7 +165,7 @@ def test_a_sample_does_not_depend_on_its_batch(clock, scheduler):
     ids, known = torch.randint(VOCAB, (4, LENGTH), generator=seeded(1)), torch.zeros(4, LENGTH, dtype=torch.bool)
     # Texts that are at other places at the same time, one with a single token to write, one with all.
     known[0, [0, 1, 3]], known[1, [1, 4, 5]], known[2, [0, 1, 2, 3, 5]] = True, True, True
-    options = {"num_inference_steps": 8, "clock": clock, "output_type": "latent"}
+    options = {"num_inference_steps": 6, "clock": clock, "output_type": "latent"}
     for given_tokens in ({}, {"input_ids": ids, "known": known}):
         whole = pipe(num_samples=4, generator=[seeded(i) for i in range(4)], **given_tokens, **options).latents
         split = pipe(
