@@ -41,7 +41,8 @@ def step():
     model(ids, draws=draws).loss.backward()
 
 def sample():
-    pipe(batch, steps, output_type="latent", generator=torch.Generator().manual_seed(0))
+    options = {"num_samples": batch, "num_inference_steps": steps, "output_type": "latent"}
+    pipe(**options, generator=torch.Generator().manual_seed(0))
 
 contestants = {"step": step, "star": sample}
 for line in sys.stdin:

@@ -21,7 +21,7 @@ PARTS = ("training", "samplers", "memory", "autoregressive")
 SIZES = ["tiny", "mid", "paper"]
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--sizes", nargs="+", default=SIZES, choices=SIZES)
@@ -31,7 +31,7 @@ def main() -> None:
         "--quick", action="store_true", help="try everything but the compiler out, at a size that proves nothing"
     )
     parser.add_argument("--output", type=output_file, default="runs/bench.json", help="(default: runs/bench.json)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     for name in ("repeats", "threads"):
         if getattr(arguments, name) < 1:
             parser.error(f"`{name}` is {getattr(arguments, name)}; it must be at least 1.")

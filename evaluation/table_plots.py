@@ -6,15 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from diffusers_text_nfdm.metrics.scoring import METRICS
-from diffusers_text_nfdm.plots.style import STYLE
+from diffusers_text_nfdm.plots.style import STYLE, make_figure
 
 
 QUALITY = ("validity", "mauve", "perplexity", "diversity", "memorization")
-LINES = {"MarkovChainScheduler": ("-", "star"), "ReverseSDEScheduler": ("--", "SDE"), "masked": (":", "masks")}
+# Name, colour and place in a model's row of what is shown; the scheduler of an autoregressive model is `None`.
+KINDS = {
+    "MarkovChainScheduler": ("star", "#4477aa", -0.12),
+    "ReverseSDEScheduler": ("SDE", "#ee7733", 0.12),
+    "masked": ("masks", "#228833", 0.0),
+    None: ("token by token", "#222222", 0.0),
+}
+MARKERS = "os^Dv"
 
 
 def save_plots(results: dict, folder: Path) -> list[Path]:
@@ -30,22 +37,22 @@ def save_plots(results: dict, folder: Path) -> list[Path]:
 
 @matplotlib.rc_context(STYLE)
 def plot_likelihood(results: dict) -> Figure | None:
-    """Nats per text of every model as bars, with the standard error over texts, and the truth as a line where it is
+    """Nats per text of every model as a point, with the standard error over texts, and the truth as a line where it is
     known.
     """
-    bars, entropy = [], None
+    rows, entropy = [], None
     for model in results["models"]:
         for result in model["evaluations"].values():
             if result["likelihood"] is not None:
-                bars.append((model["name"], result["likelihood"]["nats_per_story"]))
+                rows.append((model["name"], result["likelihood"]["nats_per_story"]))
                 entropy = result["entropy"]
-    if not bars:
+    if not rows:
         return None
-    figure = _figure((8, 0.5 * len(bars) + 1.6))
-    axes = figure.subplots()
-    names, values = [name for name, _ in bars], [story["value"] for _, story in bars]
-    errors = [story["dataset_error"] or 0 for _, story in bars]
-    axes.barh(names, values, xerr=errors, color="#4477aa", height=0.6)
+    figure, axes = make_figure(1, 1, (8, 0.45 * len(rows) + 1.6))
+    names, values = [name for name, _ in rows], [story["value"] for _, story in rows]
+    errors = [story["dataset_error"] or 0 for _, story in rows]
+    # Points, not bars: on a log scale, which has no zero, the length of a bar would say nothing.
+    axes.errorbar(values, names, xerr=errors, fmt="o", color="#4477aa", capsize=3)
     for place, value in enumerate(values):
         axes.annotate(f"{value:,.1f}", (value, place), xytext=(12, 0), textcoords="offset points", va="center")
     if entropy is not None:
@@ -58,52 +65,55 @@ def plot_likelihood(results: dict) -> Figure | None:
     axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     lowest = min([*values, *([] if entropy is None else [entropy])])
-    axes.set_xlim(lowest / 2, max(values) * 3)
-    axes.invert_yaxis()
+    axes.set_xlim(lowest / 1.5, max(values) * 3)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set(xlabel="nats per text (log scale)", title="-log p(x) of held-out texts, or its bound")
     return figure
 
 
 @matplotlib.rc_context(STYLE)
 def plot_quality(results: dict) -> Figure | None:
-    """Each score against the number of function evaluations: star (full lines) and SDE (dashed) of every model, the
-    baseline, real texts.
+    """A row for every model and a panel for every score: star, SDE, masks and baselines by colour, the number of
+    function evaluations by marker, real texts as a line. Points of other than the first evaluation, which has another
+    number of samples, are hollow.
     """
     models = results["models"]
     entries = [result for model in models for result in model["evaluations"].values()]
     metrics = [m for m in QUALITY if any(m in e["scores"] for r in entries for e in r["samplers"].values())]
     if not metrics:
         return None
-    figure = _figure((6.4 * len(metrics), 4.6))
-    panels = figure.subplots(1, len(metrics), squeeze=False)[0]
-    colors = matplotlib.colormaps["tab10"].colors
-    names = list(dict.fromkeys(name for model in models for name in model["evaluations"]))
+    figure, panels = make_figure(1, len(metrics), (1.6 + 3.6 * len(metrics), 0.5 * len(models) + 1.8), sharey=True)
+    panels = [panels] if len(metrics) == 1 else panels
+    evaluations = list(dict.fromkeys(name for model in models for name in model["evaluations"]))
+    found = [
+        (row, kind, calls, metric, score, name == evaluations[0])
+        for row, model in enumerate(models)
+        for name in evaluations
+        for kind in KINDS
+        for metric in metrics
+        for calls, score in _points(model, name, kind, metric)
+    ]
+    # A baseline takes as many calls as its longest text has tokens.
+    counts = sorted({calls for _, kind, calls, *_ in found if kind is not None})
+    markers = {calls: MARKERS[index % len(MARKERS)] for index, calls in enumerate(counts)}
     for axes, metric in zip(panels, metrics):
-        for model, color in zip(models, colors):
-            # A score depends on the number of samples: only points of one evaluation are joined, those of the others
-            # are hollow.
-            for name in names:
-                first = name == names[0]
-                shape = {"marker": "o", "markersize": 4, "markerfacecolor": color if first else "none", "color": color}
-                for scheduler, (style, label) in LINES.items():
-                    points = _points(model, name, scheduler, metric)
-                    if points:
-                        legend = f"{model['name']}, {label}" if first else None
-                        axes.plot(*zip(*points), linestyle=style, label=legend, **shape)
-            points = _points(model, names[0], None, metric)
-            if points:
-                axes.plot(*zip(*points), linestyle="", color="#222222", marker="*", markersize=11, label=model["name"])
         real = next((result["dataset_row"] for result in entries if metric in result["dataset_row"]), None)
         if real is not None:
-            axes.axhline(real[metric]["mean"], color="#cc3311", linestyle=":", label="real texts")
-        axes.set(xscale="log", xlabel="function evaluations", title=METRICS[metric])
-        samplers = [entry for result in entries for entry in result["samplers"].values()]
-        counts = sorted(
-            {entry["function_evaluations"] for entry in samplers if entry["sampling"]["scheduler"] in LINES}
-        )
-        axes.set_xticks(counts, [f"{count:,}" for count in counts], rotation=60)
-        axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-    panels[-1].legend(fontsize=8, handlelength=3.5, loc="center left", bbox_to_anchor=(1.02, 0.5))
+            axes.axvline(real[metric]["mean"], color="#cc3311", linestyle=":")
+        for row, kind, calls, shown, score, first in found:
+            if shown == metric:
+                _, color, offset = KINDS[kind]
+                marker = "*" if kind is None else markers[calls]
+                axes.plot(score, row + offset, marker, color=color, markerfacecolor=color if first else "none")
+        axes.set(title=METRICS[metric])
+    panels[0].set_yticks(range(len(models)), [model["name"] for model in models])
+    panels[0].set_ylim(len(models) - 0.5, -0.5)
+    shown = [KINDS[kind] for kind in KINDS if any(kind == one for _, one, *_ in found)]
+    labels = [("*" if name == KINDS[None][0] else "s", color, name) for name, color, _ in shown]
+    labels += [(markers[calls], "#888888", f"{calls:,} calls") for calls in counts]
+    handles = [Line2D([], [], linestyle="", marker=m, color=color, label=label) for m, color, label in labels]
+    handles.append(Line2D([], [], linestyle=":", color="#cc3311", label="real texts"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
 
@@ -117,9 +127,3 @@ def _points(model: dict, evaluation: str, scheduler: str | None, metric: str) ->
             continue
         points.append((entry["function_evaluations"], entry["scores"][metric]["mean"]))
     return sorted(points)
-
-
-def _figure(size: tuple[float, float]) -> Figure:
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure

@@ -20,7 +20,7 @@ def output_file(text: str) -> Path:
     return output_file(text)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", help="folder or repository of a pipeline")
     parser.add_argument("--dataset", default="stories", help="'stories', a local file or folder, or a Hub dataset")
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output", type=output_file, help="JSON file for the result and its protocol")
     parser.add_argument("--device", help="cpu, cuda, mps, ... (default: cuda where there is one)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     # `--help` does not wait for these.
     import torch
 

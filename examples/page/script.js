@@ -29,6 +29,12 @@
     stop(result);
     show(result, Number(event.target.value));
   });
+  // Where the result is below what is seen, as on a phone, it is brought into view.
+  document.addEventListener("click", event => {
+    if (!event.target.closest?.("#write, #another")) return;
+    const result = document.querySelector("#result");
+    if (result.getBoundingClientRect().top > 0.5 * window.innerHeight) result.scrollIntoView();
+  });
   // What is selected in the text becomes a gap, or each of its words one to fill in.
   window.markSelected = mark => {
     const area = document.querySelector("#prompt textarea");

@@ -1,13 +1,11 @@
 """Ancestral sampling from the autoregressive baseline, and its checkpoints."""
 
 import itertools
-import json
-import os
 from collections import Counter
 
 import pytest
 import torch
-from hub_server import HubServer, card_metadata
+from hub_server import card_metadata
 from tiny import make_tokenizer, seeded
 from tiny_baseline import END, PAD, START, make_baseline, make_pipeline, texts
 from transformers import AutoModel
@@ -135,36 +133,3 @@ def test_the_card_tells_what_it_is_and_its_code_runs(tmp_path, capsys):
     (code,) = card.split("```python\n")[1:]
     exec(code.split("```")[0], {})
     assert capsys.readouterr().out.startswith("[")
-
-
-CLIENT = """
-import json, sys, torch
-from diffusers_text_nfdm import AutoregressivePipeline
-
-pipe = AutoregressivePipeline.from_pretrained({source!r})
-pipe.set_progress_bar_config(disable=True)
-if {push!r}:
-    pipe.push_to_hub({push!r})
-texts = pipe(num_samples=4, generator=torch.Generator().manual_seed(3)).texts
-print("REPORT" + json.dumps(texts))
-"""
-
-
-def test_pushed_by_one_process_and_loaded_by_another(tmp_path):
-    pipe = make_pipeline(torch.float32)
-    pipe.save_pretrained(tmp_path / "saved")
-    written = pipe(num_samples=4, generator=seeded(3)).texts
-    options = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    with HubServer() as hub:
-        for home, source, push in (("one", str(tmp_path / "saved"), "user/baseline"), ("two", "user/baseline", None)):
-            output = hub.run(CLIENT.format(source=source, push=push), tmp_path / home, **options)
-            assert json.loads(output[output.index("REPORT") + 6 :]) == written
-        files = set(hub.repos["user/baseline"].files()) - {".gitattributes"}
-    assert files == {
-        "README.md",
-        "model/config.json",
-        "model/model.safetensors",
-        "model_index.json",
-        "tokenizer/tokenizer.json",
-        "tokenizer/tokenizer_config.json",
-    }

@@ -1,13 +1,11 @@
 """Sampling from masked diffusion, and its checkpoints."""
 
-import json
 import math
-import os
 from collections import Counter
 
 import pytest
 import torch
-from hub_server import HubServer, card_metadata
+from hub_server import card_metadata
 from test_masked import nats_of_orders
 from tiny import logged_warnings, make_tokenizer, seeded
 from tiny_baseline import START
@@ -27,7 +25,8 @@ def test_a_token_at_a_time_in_random_order_samples_the_mean_over_orders(block_si
     nats = nats_of_orders(model, block_size)
     probabilities = torch.exp(torch.logsumexp(-nats, 0) - math.log(len(nats)))
     # Steps are shared out evenly: two for a block of one token and START, two for the other.
-    drawn = pipe(number, 4 if block_size else 3, block_size, "random", batch_size=2000, generator=seeded(0))
+    options = {"num_inference_steps": 4 if block_size else 3, "block_size": block_size, "remasking": "random"}
+    drawn = pipe(num_samples=number, batch_size=2000, generator=seeded(0), **options)
     assert set(drawn.calls.tolist()) == {3}
     counts = Counter(tuple(row) for row in drawn.sequences.tolist())
     observed = torch.tensor([counts[tuple(row)] for row in TEXTS.tolist()]).double()
@@ -62,7 +61,9 @@ def test_every_step_shows_equal_numbers_of_tokens(remasking, steps, block_size, 
         return predict(model, input_ids, hidden, *where)
 
     monkeypatch.setattr(MaskedDiffusionModel, "predict", spy)
-    output = pipe(3, steps, block_size, remasking, generator=seeded(0))
+    output = pipe(
+        num_samples=3, num_inference_steps=steps, block_size=block_size, remasking=remasking, generator=seeded(0)
+    )
     assert output.num_function_evaluations == calls == len(seen) and output.calls.tolist() == [calls] * 3
     size, left, expected = block_size or 8, 0, []
     # What is hidden before each call: the rest of the block.
@@ -83,7 +84,7 @@ def test_steps_are_shared_out_evenly():
 def test_confidence_keeps_the_surest_tokens():
     pipe = make_pipeline()
     model = pipe.model
-    output = pipe(4, 7, remasking="confidence", generator=seeded(0), temperature=0.0)
+    output = pipe(num_samples=4, num_inference_steps=7, remasking="confidence", generator=seeded(0), temperature=0.0)
     for sequence in output.sequences:
         text, hidden = torch.full((1, 8), START), torch.arange(8)[None] > 0
         while hidden.any():
@@ -103,12 +104,12 @@ def test_a_sample_does_not_depend_on_its_batch(remasking, block_size):
     ids[:, 0] = START
     known = torch.rand(7, 8, generator=seeded(2)) < torch.linspace(0, 0.8, 7)[:, None]
     for given in ({}, {"input_ids": ids, "known": known}):
-        together = pipe(7, generator=seeded(3), **options, **given)
-        apart = pipe(7, batch_size=2, generator=seeded(3), **options, **given)
+        together = pipe(num_samples=7, generator=seeded(3), **options, **given)
+        apart = pipe(num_samples=7, batch_size=2, generator=seeded(3), **options, **given)
         assert torch.equal(together.sequences, apart.sequences) and together.texts == apart.texts
         assert torch.equal(together.calls, apart.calls)
-    alone = pipe(1, generator=[seeded(5)], **options)
-    three = pipe(3, generator=[seeded(s) for s in (4, 5, 6)], **options)
+    alone = pipe(num_samples=1, generator=[seeded(5)], **options)
+    three = pipe(num_samples=3, generator=[seeded(s) for s in (4, 5, 6)], **options)
     assert torch.equal(three.sequences[1:2], alone.sequences)
     assert len({tuple(row.tolist()) for row in three.sequences}) == 3
 
@@ -136,20 +137,21 @@ def test_known_tokens_come_back_as_they_are(remasking, block_size):
 
 def test_cuts_reach_the_draws():
     pipe = make_pipeline()
-    best = pipe(3, 7, remasking="random", temperature=0.0, generator=seeded(0)).sequences
+    options = {"num_samples": 3, "num_inference_steps": 7, "remasking": "random"}
+    best = pipe(temperature=0.0, generator=seeded(0), **options).sequences
     for cut in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.999999}, {"temperature": 1e-6}):
-        assert torch.equal(pipe(3, 7, remasking="random", generator=seeded(0), **cut).sequences, best)
-    assert not torch.equal(pipe(3, 7, remasking="random", generator=seeded(0)).sequences, best)
+        assert torch.equal(pipe(generator=seeded(0), **options, **cut).sequences, best)
+    assert not torch.equal(pipe(generator=seeded(0), **options).sequences, best)
 
 
 def test_other_blocks_than_in_training_are_warned_of():
     pipe = make_pipeline(trained_block_sizes=[None, 4])
     with logged_warnings() as messages:
-        pipe(1, 8, generator=seeded(0))
-        pipe(1, 8, block_size=4, generator=seeded(0))
+        pipe(num_samples=1, num_inference_steps=8, generator=seeded(0))
+        pipe(num_samples=1, num_inference_steps=8, block_size=4, generator=seeded(0))
     assert messages == []
     with pytest.warns(UserWarning, match="not trained on blocks of 2 .* trained on the whole text, blocks of 4"):
-        pipe(1, 8, block_size=2, generator=seeded(0))
+        pipe(num_samples=1, num_inference_steps=8, block_size=2, generator=seeded(0))
 
 
 IDS = torch.tensor([[START, 4, 5, 6, 7, 8, 9, 10]])
@@ -190,7 +192,8 @@ def test_saved_and_loaded_it_writes_the_same_texts(tmp_path):
     for one, other in zip(pipe.model.parameters(), loaded.model.parameters(), strict=True):
         assert torch.equal(one, other)
     assert loaded.model.config.block_size == 4 and loaded.model.config.trained_block_sizes == [None, 4]
-    assert loaded(4, 6, generator=seeded(1)).texts == pipe(4, 6, generator=seeded(1)).texts
+    texts = [one(num_samples=4, num_inference_steps=6, generator=seeded(1)).texts for one in (loaded, pipe)]
+    assert texts[0] == texts[1]
     assert isinstance(AutoModel.from_pretrained(tmp_path / "saved" / "model"), MaskedDiffusionModel)
 
 
@@ -203,27 +206,3 @@ def test_the_card_tells_what_it_is_and_its_code_runs(tmp_path, capsys):
     (code,) = card.split("```python\n")[1:]
     exec(code.split("```")[0], {})
     assert capsys.readouterr().out.startswith("[")
-
-
-CLIENT = """
-import json, sys, torch
-from diffusers_text_nfdm import MaskedDiffusionPipeline
-
-pipe = MaskedDiffusionPipeline.from_pretrained({source!r})
-pipe.set_progress_bar_config(disable=True)
-if {push!r}:
-    pipe.push_to_hub({push!r})
-texts = pipe(num_samples=4, generator=torch.Generator().manual_seed(3)).texts
-print("REPORT" + json.dumps(texts))
-"""
-
-
-def test_pushed_by_one_process_and_loaded_by_another(tmp_path):
-    pipe = make_pipeline(torch.float32)
-    pipe.save_pretrained(tmp_path / "saved")
-    written = pipe(num_samples=4, generator=seeded(3)).texts
-    options = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    with HubServer() as hub:
-        for home, source, push in (("one", str(tmp_path / "saved"), "user/masked"), ("two", "user/masked", None)):
-            output = hub.run(CLIENT.format(source=source, push=push), tmp_path / home, **options)
-            assert json.loads(output[output.index("REPORT") + 6 :]) == written

@@ -14,18 +14,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
+import run  # noqa: E402
 from memory import growth, peak_bytes  # noqa: E402
 from timing import interleaved, matrix_operations, ratios  # noqa: E402
 
 
-def run(*arguments):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(BENCHMARKS / "run.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
-
-
 def test_quick_run_prints_every_table_and_saves_every_number(tmp_path):
-    done = run("--quick", "--output", tmp_path / "bench.json")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(BENCHMARKS / "run.py"), "--quick", "--output", str(tmp_path / "bench.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert "profiler" not in done.stderr
     record = json.loads((tmp_path / "bench.json").read_text())
@@ -38,9 +35,10 @@ def test_quick_run_prints_every_table_and_saves_every_number(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["repeats", "threads"])
-def test_a_number_below_one_is_refused_before_any_work(option):
-    done = run(f"--{option}", 0)
-    assert done.returncode == 2 and f"`{option}` is 0; it must be at least 1." in done.stderr
+def test_a_number_below_one_is_refused_before_any_work(option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run.main([f"--{option}", "0"])
+    assert ended.value.code == 2 and f"`{option}` is 0; it must be at least 1." in capsys.readouterr().err
 
 
 def test_peak_is_what_is_held_at_once():

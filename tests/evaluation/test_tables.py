@@ -375,9 +375,42 @@ def test_the_truth_stands_below_the_bounds(tables):
     assert "| NFDM, categorical | 10 | 5 | 2 | ≤ 90.00 ± 0.50 |" in table and table.splitlines()[2].endswith("| - |")
     assert table.splitlines()[-1].startswith("| the truth |") and "| 44.21 |" in table.splitlines()[-1]
     axes = plots.plot_likelihood({"models": models}).axes[0]
-    assert [bar.get_width() for bar in axes.patches] == [90.0, 50.0]
+    assert not axes.patches and list(axes.get_lines()[0].get_xdata()) == [90.0, 50.0]
     assert axes.get_lines()[-1].get_xdata()[0] == 44.21
     assert plots.plot_quality({"models": models}) is None
+
+
+def sampled(name, scheduler, calls, validity):
+    """The entry of a sampling in the results."""
+    config = {"noise_fraction": 1} if scheduler == "MarkovChainScheduler" else {}
+    entry = {"sampling": {"scheduler": scheduler, "config": config}, "function_evaluations": calls}
+    return name, {**entry, "scores": {"validity": {"mean": validity}}}
+
+
+def test_scores_of_many_models_stand_in_rows_of_their_own(tables):
+    plots = importlib.import_module("table_plots")
+    names = [f"model {number}" for number in range(7)]
+    models = [{"name": name, "evaluations": {"samples": result(90.0, 44.21, {})}} for name in names]
+    models.append({"name": "Autoregressive", "evaluations": {"samples": result(50.0, 44.21, {})}})
+    for number, model in enumerate(models[:-1]):
+        samplers = [
+            sampled(f"{scheduler}:{calls}", scheduler, calls, number / 10 + calls / 1000)
+            for scheduler in ("MarkovChainScheduler", "ReverseSDEScheduler")
+            for calls in (32, 64)
+        ]
+        model["evaluations"]["samples"]["samplers"] = dict(samplers)
+    models[-1]["evaluations"]["samples"]["samplers"] = dict([sampled("ancestral", None, 56, 1.0)])
+    figure = plots.plot_quality({"models": models})
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [*names, "Autoregressive"]
+    real, *points = axes.get_lines()
+    assert real.get_xdata()[0] == 1 and len(points) == 7 * 4 + 1
+    # No line joins points, and every point is beside the name of its model.
+    assert all(len(point.get_xdata()) == 1 and point.get_linestyle() == "None" for point in points)
+    rows = [round(point.get_ydata()[0]) for point in points]
+    assert rows == [row for row in range(7) for _ in range(4)] + [7]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["star", "SDE", "token by token", "32 calls", "64 calls", "real texts"]
 
 
 @pytest.mark.parametrize(

@@ -44,15 +44,6 @@ def words_of_kind(html: str, kind: str) -> list[str]:
     return re.findall(rf'<span class="{kind}"[^>]*>(.*?)</span>', html)
 
 
-@pytest.mark.parametrize("blocked", [["matplotlib", "gradio", "evaluate", "mauve", "accelerate", "tensorboard"]])
-def test_it_needs_only_what_the_space_installs(blocked):
-    code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); sys.path.insert(0, 'examples')"
-    code += "; import app, page.layout"
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_space_has_the_packages_and_the_gradio_that_are_tested():
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
     needed = re.findall(r'"(.+?)"', setup.split("install_requires=[")[1].split("]")[0])
@@ -62,14 +53,16 @@ def test_the_space_has_the_packages_and_the_gradio_that_are_tested():
     assert f"\nsdk_version: {version}\n" in card and "\napp_file: app.py\n" in card
 
 
-def test_make_space_writes_a_folder_that_stands_alone(tmp_path):
+def test_make_space_writes_a_folder_that_stands_alone_with_only_what_it_installs(tmp_path):
     done = subprocess.run(["make", "space", f"OUTPUT={tmp_path}"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {"app.py", "page", "README.md", "requirements.txt", "diffusers_text_nfdm", "checkpoints"} == {
         path.name for path in tmp_path.iterdir()
     }
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    code = "import app, page.layout, diffusers_text_nfdm; print(app.__file__, diffusers_text_nfdm.__file__)"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    absent = ["matplotlib", "gradio", "evaluate", "mauve", "accelerate", "tensorboard"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import app, page.layout, diffusers_text_nfdm"
+    code += "; print(app.__file__, diffusers_text_nfdm.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(path.startswith(str(tmp_path)) for path in done.stdout.split())
@@ -345,6 +338,7 @@ def test_a_story_is_written_replayed_and_judged(page):
     story = press(page)
     keep(page, "story")
     assert len(story.split()) > 20
+    assert 0 <= page.locator("#result .text").bounding_box()["y"] < 0.5 * page.viewport_size["height"]
     said = page.inner_text("#result .text ul")
     departure = StoryGrammar().explain(story)
     assert ("✓ A story of the language." in said) == (departure is None)
@@ -417,4 +411,4 @@ def test_a_condition_is_obeyed_and_the_scheduler_changed(page):
     page.press("#steps input[type=number]", "Tab")
     assert press(page)
     keep(page, "latents")
-    assert "16 calls" in page.inner_text("#result .text ul")
+    assert page.inner_text("#result .text ul").startswith("8 calls.")

@@ -1,4 +1,4 @@
-"""The example script: launched as a user does."""
+"""The example script: launched as a user does, and by its function where only its messages matter."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import estimate_likelihood
 import pytest
 from tiny import make_pipeline
 
@@ -13,10 +14,16 @@ from tiny import make_pipeline
 SCRIPT = Path(__file__).parents[2] / "examples" / "estimate_likelihood.py"
 
 
-def launch(*arguments):
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+def run(*arguments):
+    estimate_likelihood.main(list(map(str, arguments)))
+
+
+def refused(capsys, *arguments):
+    """What is said of bad arguments."""
+    with pytest.raises(SystemExit) as ended:
+        run(*arguments)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -29,38 +36,38 @@ def checkpoint(tmp_path_factory):
 def test_a_file_gives_a_table_and_the_protocol(checkpoint, tmp_path):
     (tmp_path / "valid.txt").write_text("the cat\na dog\nthe dog\n", encoding="utf-8")
     options = ["--dataset", tmp_path / "valid.txt", "--draws", 2, "--output", tmp_path / "result.json"]
-    done = launch(checkpoint, *options)
+    command = [sys.executable, str(SCRIPT), str(checkpoint), *map(str, options)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert result["protocol"]["texts"] == 3 and result["protocol"]["draws_per_text"] == 2
     assert f"{result['nats_per_story']['value']:.4f}" in done.stdout and "The truth beneath it" not in done.stdout
 
 
-def test_texts_with_conditions(tmp_path):
+def test_texts_with_conditions(tmp_path, capsys):
     options = {"max_length": 8, "condition_length": 3, "copied_slots": ["name"]}
     make_pipeline("diffusion-lm", **options).save_pretrained(tmp_path / "pipeline")
     (tmp_path / "records.csv").write_text("mr,ref\nred,Tom saw\nfox,a fox\n", encoding="utf-8")
     columns = ["--text_column", "ref", "--condition_column", "mr"]
-    done = launch(tmp_path / "pipeline", "--dataset", tmp_path / "records.csv", "--draws", 2, *columns)
-    assert done.returncode == 0, done.stderr
-    done = launch(tmp_path / "pipeline", "--dataset", tmp_path / "records.csv", "--text_column", "ref")
-    assert done.returncode == 2 and "has no column 'condition'; its columns are mr, ref" in done.stderr
+    run(tmp_path / "pipeline", "--dataset", tmp_path / "records.csv", "--draws", 2, *columns)
+    assert "nats per story" in capsys.readouterr().out
+    error = refused(capsys, tmp_path / "pipeline", "--dataset", tmp_path / "records.csv", "--text_column", "ref")
+    assert "has no column 'condition'; its columns are mr, ref" in error
 
 
-def test_jumps_have_a_bound_for_every_number_of_calls(checkpoint, tmp_path):
+def test_jumps_have_a_bound_for_every_number_of_calls(checkpoint, tmp_path, capsys):
     options = {"prediction_type": "categorical", "predictor": "two_stream", "jumps": True, "max_length": 8}
     make_pipeline("nfdm", **options).save_pretrained(tmp_path / "pipeline")
     (tmp_path / "valid.txt").write_text("the cat\na dog\n", encoding="utf-8")
     given = ["--dataset", tmp_path / "valid.txt", "--draws", 2, "--calls", 3]
-    done = launch(tmp_path / "pipeline", *given, "--output", tmp_path / "result.json")
-    assert done.returncode == 0, done.stderr
+    run(tmp_path / "pipeline", *given, "--output", tmp_path / "result.json")
     assert json.loads((tmp_path / "result.json").read_text())["protocol"]["jumps"].startswith("3 calls")
-    done = launch(tmp_path / "pipeline", *given, "--clock", "shared")
-    assert done.returncode == 2 and "--clock has no meaning for a NFDMTextPipeline with --calls" in done.stderr
-    done = launch(checkpoint, *given)
-    assert done.returncode == 2 and "The model cannot jump" in done.stderr
+    error = refused(capsys, tmp_path / "pipeline", *given, "--clock", "shared")
+    assert "--clock has no meaning for a NFDMTextPipeline with --calls" in error
+    assert "The model cannot jump" in refused(capsys, checkpoint, *given)
 
 
-def test_what_cannot_be_loaded_is_said_in_a_line(checkpoint, tmp_path):
-    done = launch(tmp_path / "nothing")
-    assert done.returncode == 2 and "Traceback" not in done.stderr and "nothing" in done.stderr
+def test_what_cannot_be_loaded_is_said_in_a_line(tmp_path, capsys):
+    error = refused(capsys, tmp_path / "nothing")
+    assert "Traceback" not in error and "nothing" in error.splitlines()[-1]

@@ -100,10 +100,12 @@ def test_baselines_write_texts_with_the_options_that_they_have(script, tmp_path,
         pipe.set_progress_bar_config(disable=True)
         pipe.save_pretrained(tmp_path / name)
     script.main([str(tmp_path / "masked"), "--steps", "4", "--remasking", "random", "--block_size", "2"])
-    expected = masked(4, 4, 2, "random", generator=seeded(0)).texts
+    expected = masked(
+        num_samples=4, num_inference_steps=4, block_size=2, remasking="random", generator=seeded(0)
+    ).texts
     assert capsys.readouterr().out == "\n".join(expected) + "\n"
     script.main([str(tmp_path / "ancestral")])
-    assert capsys.readouterr().out == "\n".join(ancestral(4, generator=seeded(0)).texts) + "\n"
+    assert capsys.readouterr().out == "\n".join(ancestral(num_samples=4, generator=seeded(0)).texts) + "\n"
     for name, option in (("masked", ["--clock", "shared"]), ("ancestral", ["--remasking", "random"])):
         with pytest.raises(SystemExit):
             script.main([str(tmp_path / name), *option])

@@ -21,6 +21,7 @@ def texts(number: int = TEXTS) -> torch.Tensor:
 
 @pytest.mark.parametrize("clock", ["ramp:3", "blocks:2", "shared"])
 @pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
 def test_its_mean_is_zero_for_every_process_and_clock(name, clock):
     model = make_model(name, **OPTIONS)
     ids, draws_per_text, means = texts(), 2000, []

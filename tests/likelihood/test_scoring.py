@@ -26,11 +26,20 @@ def test_bounds_have_the_mean_of_the_estimate(name, clock):
     model, ids = make_model(name, **TWO_STREAM), make_ids(4)
     known = torch.zeros_like(ids, dtype=torch.bool)
     known[:, :2] = True
-    scores = score_texts(model, ids, known, clock, num_draws=2000)
-    estimate = estimate_likelihood(model, ids, known=known, clock=clock, num_draws=400).nats_per_story
+    scores = score_texts(model, ids, known, clock, num_draws=2000, batch_size=400)
+    # A hundred times the same texts with four draws each: many in a batch.
+    many, given = (rows.repeat(100, 1) for rows in (ids, known))
+    estimate = estimate_likelihood(model, many, known=given, clock=clock, num_draws=4, batch_size=400).nats_per_story
     # The errors of the texts are not independent: they share their random numbers.
     error = scores.errors.mean().hypot(torch.tensor(estimate.monte_carlo_error))
     assert abs(scores.nats.mean() - estimate.value) < 4 * error
+
+
+def test_draws_that_are_evaluated_together_are_those_evaluated_alone():
+    model, ids = make_model("nfdm", **TWO_STREAM), make_ids(3)
+    alone, together = (score_texts(model, ids, clock="ramp:2", num_draws=5, batch_size=size) for size in (3, 8))
+    torch.testing.assert_close(alone.nats, together.nats, rtol=1e-10, atol=0)
+    torch.testing.assert_close(alone.errors, together.errors, rtol=1e-8, atol=0)
 
 
 def test_equal_texts_have_equal_bounds():

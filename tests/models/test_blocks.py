@@ -167,7 +167,9 @@ def test_the_bound_along_a_ramp_that_moves_one_token_at_a_time_is_the_cross_entr
     if order == "random":
         ranks = torch.rand(ids.shape, generator=seeded(8)).argsort(-1).argsort(-1)
     exact = cross_entropy_in_order(model, ids, ranks).view(-1, TEXTS)
-    bound, error = measure_bound(model, RampClock(float(LENGTH), order), repeats=2500, batches=4)
+    # In windows a draw sees every token move once.
+    batches = 1 if (predictor, order) == ("two_stream", "left_to_right") else 4
+    bound, error = measure_bound(model, RampClock(float(LENGTH), order), repeats=2500, batches=batches)
     # The other part is of the noise at time 0, and of the orders.
     error = (error**2 + ((exact - exact.mean(0)).std().item() ** 2 / exact.numel())) ** 0.5
     exact = exact.mean().item()

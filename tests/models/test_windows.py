@@ -12,6 +12,9 @@ from diffusers_text_nfdm.objective import keep_known
 
 LENGTH, TEXTS = 9, 4
 NAMES = ["nfdm", "mulan", "diffusion-lm"]
+# Process, prediction and self-conditioning: all of one process, and two of each other one.
+COMBINATIONS = [("nfdm", kind, twice) for kind in PREDICTION_TYPES for twice in (False, True)]
+COMBINATIONS += [(name, *pair) for name in NAMES[1:] for pair in (("embedding", False), ("categorical", True))]
 # Tokens that are known, in each text others.
 KNOWN = {
     "none": ["", "", "", ""],
@@ -49,9 +52,7 @@ def rows(x, i):
 
 
 @pytest.mark.parametrize("known", KNOWN)
-@pytest.mark.parametrize("self_conditioning", [False, True])
-@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, prediction_type, self_conditioning", COMBINATIONS)
 @torch.no_grad()
 def test_all_windows_at_once_are_predicted_as_each_alone(name, prediction_type, self_conditioning, known):
     """Each is the state at its own global time: text before it, noise of which nothing is seen behind it."""

@@ -301,7 +301,7 @@ def test_what_is_left_out_of_a_prediction_leaves_the_other_tokens_their_proporti
 # --- known tokens ---
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     known=st.lists(st.booleans(), min_size=LENGTH - 1, max_size=LENGTH - 1).filter(lambda x: not all(x)),
     scheduler=st.sampled_from(list(SCHEDULERS)),

@@ -9,6 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tiny_baseline
+import tiny_masked
+import torch
 from hub_server import HubServer, card_metadata
 from tiny import make_pipeline, seeded
 
@@ -32,10 +35,16 @@ def attempt(call, *args, **kwargs):
     except Exception as error:
         return [type(error).__name__, str(error)]
 
+def write(pipe):
+    pipe.set_progress_bar_config(disable=True)
+    return pipe(num_samples=4, generator=torch.Generator().manual_seed(3)).texts
+
 load = NFDMTextPipeline.from_pretrained
+baselines = {"autoregressive": AutoregressivePipeline, "masked": MaskedDiffusionPipeline}
 result = {}
 """
 REPORT = "\nprint('REPORT' + json.dumps(result))\n"
+BASELINES = {"autoregressive": tiny_baseline.make_pipeline, "masked": tiny_masked.make_pipeline}
 
 
 def client(hub, home, code, **options):
@@ -48,6 +57,8 @@ def client(hub, home, code, **options):
 def places(tmp_path_factory):
     root = tmp_path_factory.mktemp("hub")
     make_pipeline("mulan").save_pretrained(root / "source")
+    for name, make in BASELINES.items():
+        make(torch.float32).save_pretrained(root / name)
     return root
 
 
@@ -77,6 +88,7 @@ def pushed(hub, places):
     hub.fail(times=99, match="/api/models/user/push-forbidden/commit", status=403)
     code = f"""
 pipe = load({str(places / "source")!r})
+result["texts"] = generate(pipe)
 result["commit"] = pipe.push_to_hub("tiny", commit_message="First")
 pipe.scheduler = ReverseODEScheduler.from_config(pipe.scheduler.config, method="heun")
 pipe.push_to_hub("user/tiny")
@@ -88,6 +100,10 @@ pipe.save_pretrained({str(places / "saved")!r}, push_to_hub=True, repo_id="user/
 pipe.model.push_to_hub("user/model-alone")
 pipe.scheduler.push_to_hub("user/scheduler-alone")
 pipe.tokenizer.push_to_hub("user/tokenizer-alone")
+for name, kind in baselines.items():
+    pipe = kind.from_pretrained(f"{str(places)}/{{name}}")
+    pipe.push_to_hub("user/" + name)
+    result[name] = write(pipe)
 """
     return client(hub, places / "pusher", code)
 
@@ -126,6 +142,8 @@ model = MuLANModel.from_pretrained("user/tiny", subfolder="model")
 scheduler = MarkovChainScheduler.from_pretrained("user/tiny", subfolder="scheduler", revision={first!r})
 tokenizer = WordTokenizer.from_pretrained("user/tiny", subfolder="tokenizer")
 result["from_subfolders"] = generate(NFDMTextPipeline(model, tokenizer, scheduler))
+for name, kind in baselines.items():
+    result[name] = write(kind.from_pretrained("user/" + name))
 
 result["missing"] = attempt(load, "user/missing")
 result["missing_revision"] = attempt(load, "user/tiny", revision="v99")
@@ -187,8 +205,26 @@ def test_the_pushed_card_is_ours_and_names_its_repository(hub, pushed, name):
     assert "model card" not in card.lower() and "More Information Needed" not in card
 
 
+def test_a_fresh_process_makes_the_same_texts_from_a_folder(pushed, texts):
+    assert pushed.texts == texts[0]
+
+
 def test_a_fresh_process_makes_the_same_texts_from_the_hub(loaded, anonymous, texts):
     assert loaded.texts == loaded.from_saved == loaded.private_texts == anonymous.texts == texts[1]
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_is_pushed_by_one_process_and_loaded_by_another(hub, pushed, loaded, name):
+    written = BASELINES[name](torch.float32)(num_samples=4, generator=seeded(3)).texts
+    assert getattr(pushed, name) == getattr(loaded, name) == written
+    assert set(hub.repos[f"user/{name}"].files()) - {".gitattributes"} == {
+        "README.md",
+        "model/config.json",
+        "model/model.safetensors",
+        "model_index.json",
+        "tokenizer/tokenizer.json",
+        "tokenizer/tokenizer_config.json",
+    }
 
 
 def test_a_revision_is_found_by_its_sha(loaded, texts):

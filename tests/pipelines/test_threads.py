@@ -63,7 +63,7 @@ def check(pipe, wanted, times=1):
 def test_texts_do_not_depend_on_other_threads(name):
     pipe = make_pipeline("nfdm", SCHEDULERS[name](), torch.float64, **OPTIONS)
     scheduler = pipe.scheduler
-    check(pipe, list(requests(16)))
+    check(pipe, list(requests(12)))
     assert pipe.scheduler is scheduler and not hasattr(scheduler, "_grid")
 
 

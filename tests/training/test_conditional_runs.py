@@ -1,10 +1,11 @@
 """Runs on texts with a condition."""
 
 import json
+from functools import partial
 
 import pytest
 
-from diffusers_text_nfdm import AutoregressivePipeline, MaskedDiffusionPipeline, NFDMTextPipeline
+from diffusers_text_nfdm import AutoregressivePipeline, MaskedDiffusionPipeline, NFDMTextPipeline, stories
 from diffusers_text_nfdm.training import train
 from runs import arguments, assert_same_run, metrics
 
@@ -90,7 +91,8 @@ def test_the_baselines_learn_from_the_same_rows(records, tmp_path, kind):
     assert len(pipe(condition=["name[Blue Spice], area[centre]"] * 2).texts) == 2
 
 
-def test_the_embedded_stories_have_conditions(tmp_path, records):
+def test_the_embedded_stories_have_conditions(tmp_path, records, monkeypatch):
+    monkeypatch.setattr(stories, "load_stories", partial(stories.load_stories, num_train=600, num_validation=50))
     options = {**SETTINGS, "text_column": "text", "condition_column": "condition", "condition_length": 3}
     options |= {"copied_slots": [], "max_length": 68, "dataset": "stories", "max_steps": 2, "checkpoint_every": 2}
     summary = train(arguments(records.parent, tmp_path / "run", **{**options, **DIFFUSION}))

@@ -1,8 +1,7 @@
 """The lock on the folder of a run."""
 
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -10,18 +9,18 @@ import pytest
 from diffusers_text_nfdm.training.run_lock import LOCK_FILE, RunLock, check_free, content, take
 
 
-HOLD = """
-import multiprocessing, sys, time
-from pathlib import Path
+FORK = multiprocessing.get_context("fork")
 
-from diffusers_text_nfdm.training.run_lock import take
 
-lock = take(Path(sys.argv[1]), {})
-# A worker that does not notice the end of its parent.
-multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)).start()
-print("held", flush=True)
-time.sleep(600)
-"""
+def hold(run, ready):
+    """Hold the folder, in a session of its own."""
+    os.setsid()
+    lock = take(run, {})
+    # A worker that does not notice the end of its parent.
+    FORK.Process(target=time.sleep, args=(60,)).start()
+    ready.set()
+    time.sleep(600)
+    lock.release()
 
 
 def test_a_lock_has_one_holder_and_names_it(tmp_path):
@@ -35,15 +34,15 @@ def test_a_lock_has_one_holder_and_names_it(tmp_path):
 
 
 def test_a_lock_does_not_outlive_a_killed_owner_even_where_its_workers_do(tmp_path):
-    owner = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, start_new_session=True
-    )
+    ready = FORK.Event()
+    owner = FORK.Process(target=hold, args=(tmp_path, ready))
+    owner.start()
     try:
-        assert owner.stdout.readline() == b"held\n"
+        assert ready.wait(600)
         with pytest.raises(ValueError, match=f"in use by process {owner.pid} on "):
             RunLock(tmp_path)
         owner.kill()
-        owner.wait()
+        owner.join()
         time.sleep(0.1)
         RunLock(tmp_path).release()
     finally:

@@ -116,7 +116,8 @@ def test_killed_and_stopped_and_resumed_is_the_run_never_interrupted(config, uni
 
 def test_two_processes_are_one_with_twice_the_batch(config, uninterrupted, tmp_path):
     run = tmp_path / "run"
-    finish(launch(config, "--output_dir", str(run), processes=2))
+    # The launcher takes a run that stops early for one that failed.
+    finish(launch(config, "--output_dir", str(run), "--stop_after_steps", "16", processes=2), code=1)
     assert (run / "checkpoint-00000007" / "random_states_1.pkl").is_file(), "two processes must have run"
     one = {entry["step"]: entry for entry in metrics(uninterrupted) if "train/loss" in entry}
     two = {entry["step"]: entry for entry in metrics(run) if "train/loss" in entry}

@@ -7,6 +7,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..checks import check_one_of
 from ..conditions import absent_placeholders
 from ..models import evaluation_mode
 from ..models.token_choice import check_cuts, draw_tokens, exclude
@@ -38,41 +39,48 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
     @torch.no_grad()
     def __call__(
         self,
-        num_samples: int | None = None,
-        batch_size: int = 64,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float = 0.0,
         prompt: str | list[str] | None = None,
         condition: str | list[str] | None = None,
+        num_samples: int | None = None,
         input_ids: Tensor | None = None,
         known: Tensor | None = None,
-    ) -> NFDMTextPipelineOutput:
+        batch_size: int = 64,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        output_type: str = "text",
+        return_dict: bool = True,
+    ) -> NFDMTextPipelineOutput | tuple:
         """Generate texts.
 
         Args:
-            num_samples: number of texts, 1 unless prompts or `input_ids` say how many.
-            batch_size: texts made at a time. A sample does not depend on it.
-            generator: one generator, from which one per sample is derived, or a list with one per sample.
-            temperature, top_k, top_p, min_p: how tokens are drawn from the logits, see `token_probabilities`; at
-                temperature 0 the most probable ones are taken.
             prompt: the beginning of a text, or of each.
             condition: what a text is to obey, or each, for a model that was trained with conditions.
+            num_samples: number of texts, 1 unless prompts or `input_ids` say how many.
             input_ids, known: token ids `(num_samples, max_length)` and which of them are given, from START on.
+            batch_size: texts made at a time. A sample does not depend on it.
+            generator: one generator, from which one per sample is derived, or a list with one per sample.
+            temperature, top_k, top_p, min_p: how tokens are drawn from the logits, see `token_probabilities`; by
+                default as the model has them, at temperature 1. At 0 the most probable ones are taken.
+            output_type: `"text"` or `"seq"` (token ids alone).
         """
         config = self.model.config
         if prompt is not None or condition is not None or (config.condition_length and input_ids is None):
             options = {
                 "batch_size": batch_size, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+                "output_type": output_type,
             }  # fmt: skip
-            return write_prompts(self, prompt, condition, num_samples, generator, {}, options)
+            output = write_prompts(self, prompt, condition, num_samples, generator, {}, options)
+            return output if return_dict else output.to_tuple()
         if num_samples is None:
             num_samples = 1 if input_ids is None else count_rows("input_ids", input_ids)
         check_samples(num_samples, batch_size, generator)
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        choice = {"temperature": 1.0, **{name: value for name, value in choice.items() if value is not None}}
         check_cuts(**choice)
+        check_one_of("output_type", output_type, ("text", "seq"))
         if check_given(num_samples, input_ids, known):
             if not begins(known).all():
                 raise ValueError(
@@ -101,13 +109,14 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         sequences = torch.cat(sequences).cpu()
         ended = (sequences == config.eos_token_id).cumsum(-1) > 0
         written = ~ended[:, :-1] if known is None else ~ended[:, :-1] & ~known[:, 1:].cpu()
-        return NFDMTextPipelineOutput(
-            texts=decode_texts(sequences, self.tokenizer, config.condition_length),
+        output = NFDMTextPipelineOutput(
+            texts=decode_texts(sequences, self.tokenizer, config.condition_length) if output_type == "text" else None,
             sequences=sequences,
             num_function_evaluations=calls,
             # One for each token up to END.
             calls=written.sum(-1),
         )
+        return output if return_dict else output.to_tuple()
 
     def _generate(
         self,

@@ -51,39 +51,42 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
     @torch.no_grad()
     def __call__(
         self,
+        prompt: str | list[str] | None = None,
+        condition: str | list[str] | None = None,
         num_samples: int | None = None,
         num_inference_steps: int = 64,
         block_size: int | None = None,
         remasking: str = "confidence",
-        prompt: str | list[str] | None = None,
-        condition: str | list[str] | None = None,
         gen_length: int | None = None,
         max_gap_length: int = 16,
         input_ids: Tensor | None = None,
         known: Tensor | None = None,
         batch_size: int = 64,
         generator: torch.Generator | list[torch.Generator] | None = None,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
-        min_p: float = 0.0,
-    ) -> NFDMTextPipelineOutput:
+        min_p: float | None = None,
+        output_type: str = "text",
+        return_dict: bool = True,
+    ) -> NFDMTextPipelineOutput | tuple:
         """Generate texts.
 
         Args:
-            num_samples: number of texts, 1 unless `input_ids` say how many.
+            prompt, condition, gen_length, max_gap_length: see `NFDMTextPipeline`.
+            num_samples: number of texts, 1 unless prompts or `input_ids` say how many.
             num_inference_steps: steps of a text, shared out to its blocks. A step that shows no token, of more steps
                 than there are tokens, is no call of the model.
             block_size: tokens of a block, instead of the model's own; `max_length` is the whole text.
             remasking: which tokens are kept: `"confidence"`, those that the model is surest of, or `"random"` ones,
                 ancestral sampling of MDLM.
-            prompt, condition, gen_length, max_gap_length: see `NFDMTextPipeline`.
             input_ids, known: token ids `(num_samples, max_length)` and which of them are given; the others are
                 written, and those that are known come back as they are.
             batch_size: texts made at a time. A sample does not depend on it.
             generator: one generator, from which one per sample is derived, or a list with one per sample.
-            temperature, top_k, top_p, min_p: how tokens are drawn from the logits, see `token_probabilities`; at
-                temperature 0 the most probable ones are taken.
+            temperature, top_k, top_p, min_p: how tokens are drawn from the logits, see `token_probabilities`; by
+                default as the model has them, at temperature 1. At 0 the most probable ones are taken.
+            output_type: `"text"` or `"seq"` (token ids alone).
         """
         config = self.model.config
         if prompt is not None or condition is not None or (config.condition_length and input_ids is None):
@@ -91,8 +94,10 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
             options = {
                 "num_inference_steps": num_inference_steps, "block_size": block_size, "remasking": remasking,
                 "batch_size": batch_size, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+                "output_type": output_type,
             }  # fmt: skip
-            return write_prompts(self, prompt, condition, num_samples, generator, lengths, options)
+            output = write_prompts(self, prompt, condition, num_samples, generator, lengths, options)
+            return output if return_dict else output.to_tuple()
         check_integers(1, max_gap_length=max_gap_length)
         if gen_length is not None:
             raise ValueError("`gen_length` needs a `prompt`, which it continues.")
@@ -102,7 +107,9 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
         check_samples(num_samples, batch_size, generator)
         check_one_of("remasking", remasking, REMASKING)
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        choice = {"temperature": 1.0, **{name: value for name, value in choice.items() if value is not None}}
         check_cuts(**choice)
+        check_one_of("output_type", output_type, ("text", "seq"))
         if check_given(num_samples, input_ids, known):
             model.check_inputs(input_ids, known)
         size = model.block_size(block_size) or model.config.max_length
@@ -129,12 +136,13 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
                 sequences.append(text)
         self.maybe_free_model_hooks()
         sequences, calls = torch.cat(sequences).cpu(), torch.cat(calls).cpu()
-        return NFDMTextPipelineOutput(
-            texts=decode_texts(sequences, self.tokenizer, config.condition_length),
+        output = NFDMTextPipelineOutput(
+            texts=decode_texts(sequences, self.tokenizer, config.condition_length) if output_type == "text" else None,
             sequences=sequences,
             num_function_evaluations=int(calls.max()),
             calls=calls,
         )
+        return output if return_dict else output.to_tuple()
 
     def _steps(self, num_steps: int, size: int) -> list[int]:
         if not is_number(num_steps) or not isinstance(num_steps, int) or num_steps < 1:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..checks import as_token_ids, check_integers, check_seed
 from ..clocks import Clock
 from ..conditions import with_condition
-from ..models import TextDiffusionModel, evaluation_mode
+from ..models import Draws, TextDiffusionModel, evaluation_mode
 from ..objective import bound
 
 
@@ -70,7 +70,8 @@ def score_texts(
                 values.append(torch.stack([nats.double(), torch.zeros_like(nats, dtype=torch.float64)]).cpu())
                 continue
             given = with_condition(given, batch, model.config.condition_length)
-            values.append(_bounds(model, batch, given, model.clock(clock), num_draws, seed))
+            together = max(1, batch_size // len(batch))
+            values.append(_bounds(model, batch, given, model.clock(clock), num_draws, together, seed))
     return Scores(*torch.cat(values, dim=1))
 
 
@@ -81,17 +82,30 @@ def _exact(model: AutoregressiveModel | MaskedDiffusionModel, batch: Tensor) -> 
 
 
 def _bounds(
-    model: TextDiffusionModel, batch: Tensor, known: Tensor | None, clock: Clock, num_draws: int, seed: int
+    model: TextDiffusionModel,
+    batch: Tensor,
+    known: Tensor | None,
+    clock: Clock,
+    num_draws: int,
+    together: int,
+    seed: int,
 ) -> Tensor:
-    """Means and their standard errors, `(2, texts)`."""
+    """Means and their standard errors, `(2, texts)`; so many draws are evaluated together."""
     generator = torch.Generator(model.device).manual_seed(seed)
-    draws_of_all = []
-    for stratum in range(num_draws):
-        draws = model.draw(1, generator)
-        draws.uniforms = (stratum + draws.uniforms) / num_draws
-        draws = draws.repeat(len(batch))
-        times, windows = model.token_times(clock, draws, known)
-        terms = bound(model, batch, times, draws, known, windows)
-        draws_of_all.append((terms.diffusion + terms.reconstruction + terms.prior).sum(-1) + terms.context)
-    values = torch.stack(draws_of_all).double().cpu()
+    values = []
+    for first in range(0, num_draws, together):
+        strata = range(first, min(first + together, num_draws))
+        parts = []
+        # One after the other: how many are evaluated together does not change them.
+        for stratum in strata:
+            draws = model.draw(1, generator)
+            draws.uniforms = (stratum + draws.uniforms) / num_draws
+            parts.append(draws.repeat(len(batch)))
+        draws, texts = Draws.join(parts), batch.repeat(len(strata), 1)
+        given = None if known is None else known.repeat(len(strata), 1)
+        times, windows = model.token_times(clock, draws, given)
+        terms = bound(model, texts, times, draws, given, windows)
+        nats = (terms.diffusion + terms.reconstruction + terms.prior).sum(-1) + terms.context
+        values.append(nats.view(len(strata), len(batch)))
+    values = torch.cat(values).double().cpu()
     return torch.stack([values.mean(0), values.std(0) / num_draws**0.5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -43,6 +44,12 @@ class Draws:
         """The draws of one example for many."""
         values = (getattr(self, each.name) for each in fields(self))
         return Draws(*(None if value is None else value.expand(batch_size, *value.shape[1:]) for value in values))
+
+    @staticmethod
+    def join(parts: Sequence[Draws]) -> Draws:
+        """The draws of several batches as those of one."""
+        values = ([getattr(part, each.name) for part in parts] for each in fields(Draws))
+        return Draws(*(None if value[0] is None else torch.cat(value) for value in values))
 
 
 @dataclass

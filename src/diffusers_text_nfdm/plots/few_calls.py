@@ -17,16 +17,19 @@ MARKERS = "os^Dv*Px"
 @matplotlib.rc_context(STYLE)
 def plot_few_calls(rows: Sequence[dict]) -> Figure:
     """Rows of `evaluation/few_calls.py`: the share of valid stories over calls per story, and over the time of one
-    story, alone and in batches of 64. One colour for each checkpoint and method.
+    story, alone and in batches of 64. One colour for each checkpoint, one marker for each method. A line goes from few
+    calls to many.
     """
     figure, axes = make_figure(1, 3, (13, 4))
     groups = list(dict.fromkeys(_group(row) for row in rows))
+    checkpoints, methods = (list(dict.fromkeys(group[part] for group in groups)) for part in range(2))
     scales = (("calls", 1, "calls"), ("seconds_1", 1000, "ms per story, alone"),
               ("seconds_64", 1000, "ms per story, 64 at a time"))  # fmt: skip
     for ax, (key, factor, label) in zip(axes, scales):
-        for index, group in enumerate(groups):
-            own = sorted((row for row in rows if _group(row) == group), key=lambda row: row[key])
-            style = {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
+        for group in groups:
+            own = sorted((row for row in rows if _group(row) == group), key=lambda row: row["calls"])
+            color = COLORS[checkpoints.index(group[0]) % len(COLORS)]
+            style = {"color": color, "marker": MARKERS[methods.index(group[1]) % len(MARKERS)]}
             ax.plot(
                 [factor * row[key] for row in own],
                 [100 * row["validity"] for row in own],

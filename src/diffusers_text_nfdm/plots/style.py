@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -21,11 +22,13 @@ STYLE = {
 }
 
 
-def make_figure(rows: int, columns: int, size: Sequence[float]):
-    """A figure outside pyplot, which would keep it open and may want a display."""
+def make_figure(rows: int, columns: int, size: Sequence[float], **options: Any):
+    """A figure outside pyplot, which would keep it open and may want a display, with its panels, which take the
+    options of `Figure.subplots`.
+    """
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns)
+    return figure, figure.subplots(rows, columns, **options)
 
 
 def log_scale(axes) -> None:
