@@ -5,7 +5,7 @@
 A checkpoint is the folder of a pipeline, or the output folder of tables.py with all of its runs. It writes
 
 * `transformations.png`: cosine similarity of successive transformations, the NFDM models side by side;
-* `gamma-<name>.png`: γ and its rate by token, of MuLAN and Diffusion-LM;
+* `gamma-<name>.png`: γ and its rate by token, of MuLAN and Diffusion-LM, and what MuLAN's context says about it;
 * `volatility-<name>.png`: g²(t);
 * `trajectory-<name>.png`: how a sampled text came about;
 * `claims.md`: what the paper says about its figures, and whether it is so of these models. It is printed, too.
@@ -65,7 +65,9 @@ def draw(
     output.mkdir(parents=True, exist_ok=True)
     way, models, paths = Sampling.parse(sampling), {}, []
 
-    def save(figure, name: str) -> None:
+    def save(figure, name: str, model: str = "") -> None:
+        if model:
+            figure.suptitle(model)
         paths.append(output / f"{name}.png")
         figure.savefig(paths[-1], dpi=130)
 
@@ -76,8 +78,8 @@ def draw(
         ids = validation_ids(pipeline, dataset, num_texts)
         models[name] = (pipeline.model, ids)
         if hasattr(pipeline.model.forward_process, "gamma"):
-            save(plot_gamma(pipeline.model, ids), f"gamma-{name}")
-        save(plot_volatility(pipeline.model, ids, squared=True), f"volatility-{name}")
+            save(plot_gamma(pipeline.model, ids), f"gamma-{name}", name)
+        save(plot_volatility(pipeline.model, ids, squared=True), f"volatility-{name}", name)
         pipeline.scheduler = way.build()
         generator = torch.Generator(pipeline.model.device).manual_seed(0)
         made = pipeline(

@@ -1,7 +1,9 @@
 """Pages whose examples run, and which name only what exists."""
 
+import importlib
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -9,6 +11,8 @@ import types
 from pathlib import Path
 
 import pytest
+
+import diffusers_text_nfdm
 
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +29,9 @@ LABELS = (
     "samplingstepsres", "SDE 64", "sigmast 64", "gensamplesdiscussion", "goodsamples", "bad samples",
 )  # fmt: skip
 NUMBERS = {"Equations": 101, "Algorithms": 3, "Tables": 7, "Figures": 6}
+SECTIONS = (
+    "1 2 3 3.1 3.2 4 4.1 4.2 5 6 A B B.1 B.2 B.3 B.4 C D D.1 D.2 E E.1 E.2 F F.1 F.2 F.2.1 F.2.2 F.2.3 F.3"
+).split()
 # Beside the repository where its developers have it; not part of it.
 PAPER = ROOT.parent / "shared" / "paper.tex"
 
@@ -54,12 +61,27 @@ def test_the_paper_index_names_only_what_exists():
     names = set(re.findall(r"`(?:[a-z]\w*\.py: )?((?:[A-Z]\w+\.)?[A-Za-z_]\w{4,})(?:\(|`)", page)) - set(LABELS)
     assert {"NFDMProcess.marginal", "drift_matching", "MarkovChainScheduler", "plot_similarity"} < names
     for name in names:
-        for part in name.split("."):
-            assert re.search(rf"\b{part}\b", source), name
+        owner, _, attribute = name.rpartition(".")
+        assert re.search(rf"\b{attribute}\b", source), name
+        if owner:
+            owners = {vars(module)[owner] for module in package_modules() if owner in vars(module)}
+            assert len(owners) == 1 and hasattr(*owners, attribute), name
+    defined = re.findall(r"`((?:\w+/)*\w+\.py)`: `(\w+)[.(`]", page)
+    assert len(defined) > 30
+    for path, name in defined:
+        path = ROOT / path if (ROOT / path).is_file() else package / path
+        assert re.search(rf"^(?:class|def) {name}\b", path.read_text(encoding="utf-8"), re.M), f"{path}: {name}"
     for recipe in re.findall(r"`(rocstories-[\w-]+)`", page):
         assert (package / "training" / "recipes" / f"{recipe}.yaml").is_file()
     for anchor in re.findall(r"\]\(#([\w-]+)\)", page):
-        assert f"\n## {anchor.replace('-', ' ')}\n" in page.lower(), anchor
+        assert f"\n## {anchor.replace('-', ' ')}\n" in page.lower().replace(",", ""), anchor
+
+
+def package_modules() -> list[types.ModuleType]:
+    return [
+        importlib.import_module(info.name)
+        for info in pkgutil.walk_packages(diffusers_text_nfdm.__path__, "diffusers_text_nfdm.")
+    ]
 
 
 def test_the_paper_index_has_every_number_and_label():
@@ -73,6 +95,8 @@ def test_the_paper_index_has_every_number_and_label():
         )
         numbers = [number for low, high, _ in rows for number in range(int(low), int(high or low) + 1)]
         assert numbers == list(range(1, last + 1)), kind
+    rows = re.findall(r"^\| ([\dA-F](?:\.\d)*) \|.*\| (.+) \|$", page.split("### Sections and appendices\n")[1], re.M)
+    assert [number for number, _ in rows] == SECTIONS
 
 
 @pytest.mark.skipif(not PAPER.is_file(), reason="the paper's source is not at hand")
@@ -81,6 +105,7 @@ def test_the_labels_are_those_of_the_paper():
     assert {label.strip() for label in re.findall(r"\\label\{(.*?)\}", text)} == set(LABELS)
     for kind in ("table", "algorithm"):
         assert text.count(f"\\begin{{{kind}}}") == NUMBERS[f"{kind.title()}s"]
+    assert len(re.findall(r"\\(?:sub)*section\{", text)) == len(SECTIONS)
 
 
 def examples(page: str) -> list[str]:

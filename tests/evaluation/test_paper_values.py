@@ -39,6 +39,25 @@ def test_the_numbers_are_those_of_a_second_reading(paper_values):
     assert hashlib.sha256(json.dumps(sorted(cells)).encode()).hexdigest() == SECOND_READING
 
 
+def test_every_row_was_sampled_as_its_caption_and_the_text_say(paper_values):
+    def samplings(label):
+        rows = paper_values.PUBLISHED[label].rows
+        return {(row.sampling and row.sampling.name, row.setting) for row in rows if row.row != "Dataset"}
+
+    fractions = ("1.0", "0.8", "0.5", "snr")
+    assert samplings("likelihoodtable") == {(None, None)}
+    for label in ("discrete sampling", "nfdm vs nfdm-AdaLN"):
+        assert samplings(label) == {("chain:2000:noise_fraction=0.8", None)}
+    assert samplings("big sigmast table") == {(f"chain:2000:noise_fraction={one}", one) for one in fractions}
+    assert samplings("SDE ODE table") == {("sde:2000", "sde"), ("ode:2000", "ode")}
+    assert samplings("SDE 64") == {("star:64", "64"), ("star:32", "32")}
+    assert samplings("sigmast 64") == {("sde:64", "64"), ("sde:32", "32")}
+    renamed = {row.row: row.model for table in paper_values.PUBLISHED.values() for row in table.rows}
+    assert {name: model for name, model in renamed.items() if name != model} == {
+        "GPT-J": "Autoregressive", "Timestep Embeddings": "NFDM-Additive", "Adaptive LayerNorm": "NFDM",
+    }  # fmt: skip
+
+
 def test_every_table_says_what_may_be_compared_with_it(paper_values):
     tables = paper_values.PUBLISHED.values()
     assert [table.number for table in tables] == [1, 2, 3, 4, 5, 6, 7]
@@ -76,6 +95,8 @@ def test_claims_of_the_text_that_its_tables_contradict(paper_values):
     # Diffusion-LM's SDE is thirty times worse than its chain; so the captions of the tables of few steps are right.
     sde, few = column("SDE ODE table", "mean_text_perplexity"), column("sigmast 64", "mean_text_perplexity")
     assert few["Diffusion-LM", "64"] > sde["Diffusion-LM", "sde"] > 30 * perplexity["Diffusion-LM", "1.0"]
+    chain = column("SDE 64", "mean_text_perplexity")
+    assert few["NFDM", "64"] > chain["NFDM", "64"] and few["NFDM", "32"] < chain["NFDM", "32"]
     (nfdm,) = (row.values["elbo"] for row in paper_values.PUBLISHED["likelihoodtable"].rows if row.row == "NFDM")
     assert nfdm.value - column("likelihoodtable", "elbo")["GPT-J", None] > nfdm.error
     diversity = column("discrete sampling", "diversity")

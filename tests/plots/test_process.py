@@ -96,6 +96,21 @@ def test_gamma_is_drawn_with_its_rate():
         plot_gamma(make_model("nfdm"), ids)
 
 
+def test_what_the_context_says_is_drawn_as_the_deviation_between_texts():
+    model, ids = make_model("mulan"), make_ids(6)
+    for parameter in model.forward_process.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+
+    def deviations(texts):
+        (axes,) = (axes for axes in plot_gamma(model, texts, 21).axes if "between texts" in axes.get_ylabel())
+        return np.stack([line.get_ydata() for line in axes.get_lines()])
+
+    assert deviations(ids).max() > 1e-3
+    np.testing.assert_allclose(deviations(ids[:1].expand(4, -1)), 0, atol=1e-5)
+    fixed = plot_gamma(make_model("diffusion-lm"), ids, 21).axes
+    assert [axes.get_title(loc="left") for axes in fixed] == ["γ(t), the same for every token", "Its rate"]
+
+
 def test_the_square_of_the_volatility():
     model, ids = make_model("nfdm"), make_ids(6)
     g, square = (plot_volatility(model, ids, squared=squared).axes[0].get_lines()[-1] for squared in (False, True))

@@ -101,7 +101,8 @@ PROTOCOLS = {
             detokenisation="round_trip",
             assumptions="The paper's text gives the metrics after LD4LG, GPT-2 Large as judge, 2,000 sampling "
             "steps, the test set for the row Dataset, and samples whose tokens are joined to words. It "
-            "leaves open the numbers of samples and repeats, what its errors are, the references of "
+            "leaves open the split of the data, the numbers of samples and repeats, what its errors are, "
+            "which mean its perplexity is, the texts and draws of its likelihood, the references of "
             "MAUVE, its settings, and the training texts of memorization. Here: 1,000 samples and five "
             "repeats as in LD4LG; real texts of the test set in the form of the tokenizer, as in the "
             "published code; 5,000 training texts, because of real texts the paper has 0.141, and all "
@@ -122,8 +123,9 @@ def get_protocol(name: str) -> Protocol:
 
     * the number of samples and of repeats, and whether an error is a standard error or a deviation between repeats
       (the published code cuts 5,000 samples into five parts and takes the deviation between them);
+    * how the 90,000 stories are split, and whether perplexity is a mean over texts;
     * the references of MAUVE and its settings;
-    * the number of training texts of memorization.
+    * the number of training texts of memorization, and of texts and draws of the likelihood.
 
     `assumptions` says what stands here instead.
     """

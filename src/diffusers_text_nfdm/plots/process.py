@@ -10,7 +10,7 @@ from torch import Tensor
 from ..models import TextDiffusionModel
 from ..networks.dual import Dual
 from ..time_samplers import BucketTimeSampler
-from .style import STYLE, log_scale, make_figure
+from .style import STYLE, asinh_scale, log_scale, make_figure
 
 
 @matplotlib.rc_context(STYLE)
@@ -74,20 +74,26 @@ def _draw_positions(figure: Figure, axes, times: Tensor, values: Tensor) -> None
 def plot_gamma(model: TextDiffusionModel, input_ids: Tensor, num_times: int = 201) -> Figure:
     """`γ_j(t)` and its rate of every token position, averaged over the texts' contexts, of a process that has them.
 
-    The ends of the interval are left out: there the rate of Diffusion-LM is that of a square root.
+    With a context a third panel has the standard deviation of `γ_j(t)` between texts: 0 where the context says
+    nothing. The ends of the interval are left out: there the rate of Diffusion-LM is that of a square root.
     """
     process, embeddings, context = _inputs(model, input_ids)
     if not hasattr(process, "gamma"):
         raise ValueError(f"{type(model).__name__} has no γ; plot_schedule draws its mean and standard deviation.")
     times = _times(embeddings, num_times)[1:-1]
     schedules = [process.gamma(Dual(t, torch.ones_like(t)), context) for t in times]
-    figure, panels = make_figure(1, 2, (12, 4.4))
-    for axes, values in zip(panels, ([one.value for one in schedules], [one.rate for one in schedules])):
-        _draw_positions(figure, axes, times[:, 0, 0].cpu(), torch.stack([x.squeeze(-1).mean(0) for x in values]).cpu())
-    panels[0].set(xlabel="t", ylabel="γ = −log SNR", title="γ_j(t)")
-    # A rescaled schedule may fall for some tokens.
-    panels[1].set_yscale("symlog")
-    panels[1].set(xlabel="t", ylabel="dγ/dt (symmetric log scale)", title="Its rate")
+    # (times, batch, seq or 1)
+    gamma, rate = (torch.stack([part.squeeze(-1) for part in parts]).cpu() for parts in zip(*schedules))
+    panels = {"γ = −log SNR": gamma.mean(1), "dγ/dt (asinh scale)": rate.mean(1)}
+    if context is not None:
+        panels["standard deviation of γ between texts"] = gamma.std(1, correction=0)
+    titles = ("γ_j(t)" if gamma.shape[-1] > 1 else "γ(t), the same for every token", "Its rate", "Said by the context")
+    figure, all_axes = make_figure(1, len(panels), (5.6 * len(panels), 4.4))
+    for axes, title, (label, values) in zip(all_axes, titles, panels.items()):
+        _draw_positions(figure, axes, times[:, 0, 0].cpu(), values)
+        axes.set(xlabel="t", ylabel=label, title=title)
+    # Rates of many sizes; that of a rescaled schedule may be negative for some tokens.
+    asinh_scale(all_axes[1])
     return figure
 
 
@@ -110,11 +116,13 @@ def plot_volatility(
     low, high = volatility.quantile(torch.tensor([0.1, 0.9], dtype=volatility.dtype), dim=1)
     if (high - low).max() > 1e-3 * high.max():
         axes.fill_between(axis, low, high, color="#aa3377", alpha=0.2, linewidth=0, label="10–90%")
-    axes.plot(axis, volatility.mean(1), color="#aa3377", label=name)
+        axes.plot(axis, volatility.mean(1), color="#aa3377", label="mean over tokens and texts")
+        axes.legend()
+    else:
+        axes.plot(axis, volatility.mean(1), color="#aa3377")
     axes.set(xlabel="t", ylabel=name, title="Volatility")
     if volatility.max() > 10 * volatility.min():
         log_scale(axes)
-    axes.legend()
     return figure
 
 

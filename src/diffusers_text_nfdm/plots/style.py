@@ -37,3 +37,12 @@ def log_scale(axes) -> None:
     axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+
+
+def asinh_scale(axes) -> None:
+    """A scale of y that is linear below 1 and logarithmic above, of both signs, with plain numbers at 1, 2 and 5."""
+    axes.set_yscale("asinh", linear_width=1.0)
+    ticks = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
+    axes.yaxis.set_major_locator(matplotlib.ticker.FixedLocator([-tick for tick in ticks] + [0] + ticks))
+    axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
