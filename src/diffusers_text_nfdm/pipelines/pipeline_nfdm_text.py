@@ -455,7 +455,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
 
     def _choose(self, batch: TextBatch, part: slice, options: Options) -> Tensor:
         """Some tokens from z_0. Whenever a token is chosen, it is the same."""
-        logits = exclude(self.model.decode(batch.z[:, part], batch.context), batch.excluded)
+        logits = exclude(self.model.decode(batch.z, batch.context)[:, part], batch.excluded)
         uniforms = None if batch.uniforms is None else batch.uniforms[:, part]
         tokens = draw_tokens(logits, uniforms, **options.choice)
         return tokens if batch.known is None else torch.where(batch.known[:, part], batch.given[:, part], tokens)
