@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 
-def measure_frontier(trainer: Trainer) -> list[dict]:
+def measure_frontier(trainer: Trainer, estimate: LikelihoodEstimate) -> list[dict]:
     """One row for each sampling of the settings: calls, validity, variety, speed, and the likelihood along its clock.
 
     Draft and verify has the likelihood of the clean stream, which is exact, and refinement has none; the others have a
-    bound.
+    bound. The `estimate` is that of the model's own clock.
     """
-    arguments, pipeline, rows, bounds = trainer.arguments, trainer.pipeline(), [], {}
+    arguments, pipeline, rows = trainer.arguments, trainer.pipeline(), []
+    bounds = {trainer.family.along(trainer.released): estimate.nats_per_story}
     pipeline.set_progress_bar_config(disable=True)
     texts = trainer.data.validation_rows(2 * arguments.evaluation_texts)
     stories = arguments.dataset == "stories"
@@ -67,7 +68,11 @@ def _likelihood(
             return "clean stream", lambda texts: exact_likelihood(model, **texts)
         options = {"num_inference_steps": calls, "jump_length": length, "seed": trainer.arguments.seed}
         options["batch_size"] = trainer.arguments.evaluation_batch_size
-        return f"jumps, {calls} calls", lambda texts: jump_likelihood(model, **texts, **options)
+        # Half of the texts: each is read once for every call and draw.
+        number = trainer.arguments.evaluation_texts
+        return f"jumps, {calls} calls", lambda texts: jump_likelihood(
+            model, **{name: values[:number] for name, values in texts.items()}, **options
+        )
     if isinstance(scheduler, RefinementScheduler):
         # It chooses its order by what it sees.
         return "an order of its own", None

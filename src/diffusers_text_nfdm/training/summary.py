@@ -52,7 +52,7 @@ def finish(trainer: Trainer) -> dict:
         if arguments.condition_column is not None:
             summary["entropy"] -= grammar.condition_entropy()
     if arguments.frontier:
-        summary["frontier"] = measure_frontier(trainer)
+        summary["frontier"] = measure_frontier(trainer, estimate)
     report = render(summary, texts)
     if accelerator.is_main_process:
         write_folder(run / "pipeline", lambda folder: _write_release(trainer, folder, summary, report, texts))
