@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from plain_nfdm import plain_loss
+from profiling import recorded
 from sizes import make_model
-from torch.profiler import ProfilerActivity, profile
 
 
 AXES = {"batch": [4, 8, 16, 32], "length": [64, 256, 512, 1024, 2048], "vocabulary": [10_767, 43_068]}
@@ -59,7 +56,7 @@ def growth(points: list[dict[str, float]]) -> float:
 
 def peak_bytes(run: Callable[[], object]) -> int:
     """The most that PyTorch held at once beyond what it held before, from its own record of allocations."""
-    with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+    with recorded(profile_memory=True) as record:
         run()
     held = peak = 0
     events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -67,17 +64,3 @@ def peak_bytes(run: Callable[[], object]) -> int:
         held += event.nbytes()
         peak = max(peak, held)
     return peak
-
-
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    # The profiler writes two lines there for every start and stop, past Python and past its own log level.
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)

@@ -20,6 +20,11 @@ def training(results: dict[str, dict]) -> str:
             + [f"{value:.0%}" for value in result["shares"].values()]
         )
         seconds.append([size] + [f"{value:.3f}" for value in result["seconds"].values()])
+    profiles = [
+        [size, name] + [f"{share:.0%}" for share in shares.values()]
+        for size, result in results.items()
+        for name, shares in result["profiles"].items()
+    ]
     first = next(iter(results.values()))
     peaks = ", ".join(f"{result['peak_gflops']:.0f}" for result in results.values())
     return "\n\n".join(
@@ -31,6 +36,11 @@ def training(results: dict[str, dict]) -> str:
             ),
             markdown("CPU seconds", ["size", *first["seconds"]], seconds),
             f"Peak: {peaks} GFLOP per CPU second, the best of large matrix products.",
+            markdown(
+                "Where the time of a step goes",
+                ["size", "step", *first["profiles"]["ours"]],
+                profiles,
+            ),
         ]
     )
 
@@ -39,6 +49,11 @@ def samplers(results: dict[str, dict]) -> str:
     names = [name for name in next(iter(results.values())) if name != "predictor"]
     rows = [[size] + [f"{result[name]:.2f}" for name in names] for size, result in results.items()]
     return markdown("One sampling step, times the predictor alone", ["size", *names], rows)
+
+
+def windows(rows: list[dict]) -> str:
+    cells = [[f"{x:.2f}" if isinstance(x, float) else x for x in row.values()] for row in rows]
+    return markdown("Sampling in windows, 64 calls: CPU milliseconds a text", list(rows[0]), cells)
 
 
 def memory(results: dict[str, list[dict]]) -> str:

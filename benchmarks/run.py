@@ -11,13 +11,14 @@ import result_tables
 import sampler_steps
 import torch
 import training_steps
+import window_sampling
 from transformers.utils import logging
 
 from diffusers_text_nfdm.files import output_file
 from diffusers_text_nfdm.networks.compilation import missing_compiler
 
 
-PARTS = ("training", "samplers", "memory", "autoregressive")
+PARTS = ("training", "samplers", "windows", "memory", "autoregressive")
 SIZES = ["tiny", "mid", "paper"]
 
 
@@ -62,6 +63,10 @@ def main(argv: list[str] | None = None) -> None:
     if "samplers" in arguments.parts:
         result = {size: sampler_steps.measure(size, 2 * repeats) for size in sizes}
         finish("samplers", result, result_tables.samplers(result))
+    if "windows" in arguments.parts:
+        size, batch_sizes = ("quick", [1, 2]) if arguments.quick else ("stories", [1, 16])
+        result = window_sampling.measure(size, batch_sizes, min(repeats, 3))
+        finish("windows", result, result_tables.windows(result))
     if "memory" in arguments.parts:
         result = memory.measure(sizes[0], memory.QUICK_AXES if arguments.quick else memory.AXES)
         finish("memory", result, result_tables.memory(result))

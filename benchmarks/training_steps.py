@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import step_profile
 import torch
 from plain_nfdm import plain_loss
 from sizes import BATCH_SIZES, make_model
@@ -62,4 +63,11 @@ def measure(size: str, repeats: int, compiled: bool) -> dict[str, float]:
     }
     if "compiled" in seconds:
         speedups["step, compiled"] = seconds["plain"] / seconds["compiled"]
-    return {"seconds": seconds, "speedups": speedups, "shares": shares, "peak_gflops": peak / 1e9}
+    profiles = {name: step_profile.measure(steps[name], 2) for name in steps if "likelihood" not in name}
+    return {
+        "seconds": seconds,
+        "speedups": speedups,
+        "shares": shares,
+        "peak_gflops": peak / 1e9,
+        "profiles": profiles,
+    }

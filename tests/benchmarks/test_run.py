@@ -17,6 +17,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import run  # noqa: E402
 from memory import growth, peak_bytes  # noqa: E402
 from timing import interleaved, matrix_operations, ratios  # noqa: E402
+from window_sampling import CLOCKS, make_model, pipelines, sample  # noqa: E402
 
 
 def test_quick_run_prints_every_table_and_saves_every_number(tmp_path):
@@ -29,9 +30,22 @@ def test_quick_run_prints_every_table_and_saves_every_number(tmp_path):
     assert record["training"]["quick"]["speedups"].keys() >= {"step", "step with optimizer", "likelihood"}
     assert all(0 < share < 1 for share in record["training"]["quick"]["shares"].values())
     assert record["samplers"]["quick"]["predictor"] == 1
+    for shares in record["training"]["quick"]["profiles"].values():
+        assert sum(shares.values()) == pytest.approx(1) and shares["matrix products"] > 0
+    assert [(row["clock"], row["batch"]) for row in record["windows"]] == [
+        (clock, batch) for clock in ("ramp:8", "blocks:8") for batch in (1, 2)
+    ]
     assert record["memory"].keys() == {"batch", "length", "vocabulary"}
     assert record["autoregressive"]["quick"].keys() == {"1", "2"}
-    assert done.stdout.count("\n|---") == 5 and "ours grows with the power" in done.stdout
+    assert done.stdout.count("\n|---") == 7 and "ours grows with the power" in done.stdout
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_sampling_in_windows_gives_what_the_plain_pipeline_gives(clock):
+    both = pipelines(make_model("quick").double())
+    plain, ours = (sample(pipe, clock, 2) for pipe in both.values())
+    assert ours.std() > 0.1
+    torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("option", ["repeats", "threads"])

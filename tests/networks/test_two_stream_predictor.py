@@ -150,6 +150,32 @@ def test_all_blocks_at_once_are_predicted_as_each_alone(name, extras, block_size
         _, clean = model.read_clean(ids[:, part], clean)
 
 
+@pytest.mark.parametrize("self_conditioning", [False, True])
+@pytest.mark.parametrize("extras", EXTRAS)
+@torch.no_grad()
+def test_clean_tokens_are_read_along_with_noisy_ones_as_before_them(extras, self_conditioning):
+    """Also where some tokens are given, and by whatever is read next."""
+    model, ids = two_stream("mulan", extras, self_conditioning=self_conditioning), texts()
+    z, t, context = noisy("mulan")
+    windows, known = BlockClock(BLOCK).fixed_windows(LENGTH), torch.zeros(TEXTS, LENGTH, dtype=torch.bool)
+    known[0, 4] = True
+    options = {"windows": windows, "known": known, "window": slice(4, 6)}
+    _, start = model.read_clean(ids[:, :1])
+    _, before = model.read_clean(ids[:, 1:4], start)
+    later = model.read_later(ids[:, 1:4], start)
+    assert (len(later), later.num_read, start.num_read) == (4, 1, 1)
+    expected, along = (model.denoise(z, t, context, clean, **options) for clean in (before, later))
+    assert relative_error(along.embeddings, expected.embeddings) < 1e-12
+    assert later.num_read == 4 and start.num_read == 1
+    for pair, expected_pair in zip(later.keys_values, before.keys_values):
+        for value, expected_value in zip(pair, expected_pair):
+            assert relative_error(value, expected_value) < 1e-12
+    # What is still unread is read with the clean tokens behind it.
+    unread = model.read_later(ids[:, 1:3], start)
+    states, clean = model.read_clean(ids[:, 3:4], unread)
+    assert relative_error(states, model.read_clean(ids[:, :4])[0][:, 3:]) < 1e-12 and clean.num_read == 4
+
+
 @pytest.mark.parametrize("extras", EXTRAS)
 @pytest.mark.parametrize("name", ["nfdm", "mulan"])
 @torch.no_grad()

@@ -5,6 +5,7 @@ import torch
 from tiny import DIM, MODELS, VOCAB, make_pipeline, seeded
 
 from diffusers_text_nfdm import MarkovChainScheduler, ReverseODEScheduler, ReverseSDEScheduler
+from diffusers_text_nfdm.networks.two_stream_predictor import CleanTokens
 
 
 LENGTH, BLOCK = 6, 2
@@ -96,13 +97,19 @@ def test_steps_are_shared_out_to_the_blocks_and_later_ones_see_earlier_ones(sche
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_no_prefix_is_encoded_twice(scheduler, size, self_conditioning, monkeypatch):
     pipe = block_pipeline(scheduler=scheduler, self_conditioning=self_conditioning)
-    read, read_clean = [], pipe.model.predictor.read_clean
+    read, read_clean, note = [], pipe.model.predictor.read_clean, CleanTokens.note
 
     def spy(ids, embeddings, before=None):
-        read.append((clean_length(before), ids.shape[1]))
+        if before is None:
+            read.append((0, ids.shape[1]))
         return read_clean(ids, embeddings, before)
 
+    def spy_on_notes(clean, keys_values):
+        read.append((clean.num_read, keys_values[0][0].shape[-2]))
+        note(clean, keys_values)
+
     monkeypatch.setattr(pipe.model.predictor, "read_clean", spy)
+    monkeypatch.setattr(CleanTokens, "note", spy_on_notes)
     pipe(num_samples=2, num_inference_steps=13, clock=f"blocks:{size}", generator=seeded(0))
     # Each block but the last is read once, behind those before it.
     assert read == [(start, size) for start in range(0, LENGTH - size, size)]

@@ -170,6 +170,12 @@ class Denoiser:
             embeddings = self.embed(input_ids)
         return self.predictor.read_clean(input_ids, embeddings, before)
 
+    def read_later(self, input_ids: Tensor, before: CleanTokens) -> CleanTokens:
+        """Clean tokens that follow those of `before`, to be read by the next call of `denoise`, along with the noisy
+        ones.
+        """
+        return before.append(self.predictor.clean_inputs(input_ids, self.embed(input_ids)))
+
     def next_token_factors(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`(states, weight, bias)` of the logits of the token that follows each clean one."""
         output, dtype = self.predictor.output, self.latent_dtype

@@ -98,13 +98,13 @@ def sees_noisy(places: Places) -> Tensor:
     return torch.where(given[..., None], given[..., None, :] & earlier, seen)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CleanTokens:
-    """What is seen of clean tokens, from position 0 on.
+    """What is seen of clean tokens, from position 0 on. The last ones may be read later, along with noisy tokens.
 
     Args:
-        inputs: what the first layer got, `(batch, tokens, hidden_size)`.
-        keys_values: of every layer, `(batch, heads, tokens, head_dim)` each.
+        inputs: what the first layer gets, `(batch, tokens, hidden_size)`.
+        keys_values: of every layer, `(batch, heads, tokens, head_dim)` each, of the tokens that are read.
     """
 
     inputs: Tensor
@@ -112,7 +112,23 @@ class CleanTokens:
 
     def rows(self, rows: Tensor | slice) -> CleanTokens:
         """Those of some texts."""
+        if isinstance(rows, slice) and rows == slice(None):
+            return self
         return CleanTokens(self.inputs[rows], tuple((key[rows], value[rows]) for key, value in self.keys_values))
+
+    def append(self, inputs: Tensor) -> CleanTokens:
+        """With further tokens, not read yet."""
+        return CleanTokens(torch.cat([self.inputs, inputs], dim=1), self.keys_values)
+
+    def note(self, keys_values: tuple[tuple[Tensor, Tensor], ...]) -> None:
+        """Keep the keys and values of tokens that have been read."""
+        self.keys_values = tuple(
+            tuple(torch.cat(pair, dim=-2) for pair in zip(*layers)) for layers in zip(self.keys_values, keys_values)
+        )
+
+    @property
+    def num_read(self) -> int:
+        return self.keys_values[0][0].shape[-2]
 
     def __len__(self) -> int:
         return self.inputs.shape[1]
@@ -344,12 +360,22 @@ class TwoStreamPredictor(nn.Module):
             x = x + self.second_call
         if self.context is not None:
             x = x + self.context(context.to(x.dtype))[:, None]
-        seen = sees_noisy(places)
-        if clean is not None:
-            before = torch.arange(len(clean), device=z.device)
-            seen = torch.cat([sees_clean(places, before).expand(*seen.shape[:-1], -1), seen], dim=-1)
-        x, _ = self._layers(x, seen, places.positions - 1, None if clean is None else clean.keys_values)
-        return x
+        seen, positions = sees_noisy(places), places.positions - 1
+        if clean is None:
+            return self._layers(x, seen, positions, None)[0]
+        before = torch.arange(len(clean), device=z.device)
+        seen = torch.cat([sees_clean(places, before).expand(*seen.shape[:-1], -1), seen], dim=-1)
+        unread = before[clean.num_read :]
+        if not len(unread):
+            return self._layers(x, seen, positions, clean.keys_values)[0]
+        # Both streams in one pass: clean tokens come first, and see no noisy ones.
+        causal = F.pad(before <= unread[:, None], (0, x.shape[1]))
+        seen = torch.cat([causal.expand(*seen.shape[:-2], -1, -1), seen], dim=-2)
+        positions = torch.cat([unread.expand(*positions.shape[:-1], -1), positions], dim=-1)
+        x = torch.cat([clean.inputs[:, clean.num_read :], x], dim=1)
+        x, new = self._layers(x, seen, positions, clean.keys_values)
+        clean.note(tuple((key[..., : len(unread), :], value[..., : len(unread), :]) for key, value in new))
+        return x[:, len(unread) :]
 
     def _contents(self, own: Tensor, t: Tensor, clean: CleanTokens | None, places: Places) -> Tensor:
         """What is seen of the token before each one, or else of itself."""
@@ -426,16 +452,18 @@ class TwoStreamPredictor(nn.Module):
             ids, embeddings: of the clean tokens that follow those of `before`.
             before: what was read already; the result then holds both.
         """
-        start = 0 if before is None else len(before)
-        keys = torch.arange(start + ids.shape[1], device=ids.device)
-        positions = keys[start:]
         inputs = self.clean_inputs(ids, embeddings)
-        past = None if before is None else before.keys_values
-        x, new = self._layers(inputs, keys <= positions[:, None], positions, past)
-        if before is not None:
-            inputs = torch.cat([before.inputs, inputs], dim=1)
-            new = tuple(tuple(torch.cat(pair, dim=-2) for pair in zip(*layers)) for layers in zip(past, new))
-        return x, CleanTokens(inputs, new)
+        if before is None:
+            keys = torch.arange(ids.shape[1], device=ids.device)
+            x, new = self._layers(inputs, keys <= keys[:, None], keys, None)
+            return x, CleanTokens(inputs, new)
+        clean = before.append(inputs)
+        keys = torch.arange(len(clean), device=ids.device)
+        positions = keys[clean.num_read :]
+        inputs = clean.inputs[:, clean.num_read :]
+        x, new = self._layers(inputs, keys <= positions[:, None], positions, clean.keys_values)
+        clean.note(new)
+        return x[:, -ids.shape[1] :], clean
 
     def _layers(
         self, x: Tensor, seen: Tensor, positions: Tensor, past: tuple[tuple[Tensor, Tensor] | LayerCache, ...] | None

@@ -73,11 +73,22 @@ class GuidedModel:
     def read_clean(self, input_ids: Tensor, before: GuidedTokens | None = None) -> tuple[Tensor, GuidedTokens]:
         """As in `Denoiser`; the states are those of both models."""
         own, weaker = (None, None) if before is None else (before.own, before.weaker)
+        states, own = self.model.read_clean(input_ids, own)
+        others, weaker = self.weaker.read_clean(self._as_weaker(input_ids, before), weaker)
+        return self.join(states, others), GuidedTokens(own, weaker)
+
+    def read_later(self, input_ids: Tensor, before: GuidedTokens) -> GuidedTokens:
+        """As in `Denoiser`."""
+        others = self._as_weaker(input_ids, before)
+        return GuidedTokens(
+            self.model.read_later(input_ids, before.own), self.weaker.read_later(others, before.weaker)
+        )
+
+    def _as_weaker(self, input_ids: Tensor, before: GuidedTokens | None) -> Tensor:
+        """The tokens that follow those of `before`, as the weaker model sees them."""
         start = 0 if before is None else len(before)
         unseen = self.in_condition(torch.arange(start, start + input_ids.shape[1], device=input_ids.device))
-        states, own = self.model.read_clean(input_ids, own)
-        others, weaker = self.weaker.read_clean(input_ids.masked_fill(unseen, self.config.pad_token_id), weaker)
-        return self.join(states, others), GuidedTokens(own, weaker)
+        return input_ids.masked_fill(unseen, self.config.pad_token_id)
 
     def text_reader(self, noise: Tensor, num_texts: int) -> GuidedReader:
         """As in `Denoiser`."""

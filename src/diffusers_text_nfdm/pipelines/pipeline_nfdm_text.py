@@ -441,7 +441,11 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self._write(batch, written, options)
         kept = 0 if batch.clean is None else len(batch.clean)
         if kept < written:
-            _, batch.clean = options.model.read_clean(batch.written[:, kept:], batch.clean)
+            new = batch.written[:, kept:]
+            if kept and seen == written:
+                batch.clean = options.model.read_later(new, batch.clean)
+            else:
+                _, batch.clean = options.model.read_clean(new, batch.clean)
         if seen == written:
             return batch.clean
         return options.model.read_clean(self._choose(batch, slice(written, seen), options), batch.clean)[1]
