@@ -150,7 +150,8 @@ def main(arguments: list[str] | None = None) -> None:
         from diffusers_text_nfdm.plots.frontier import plot_study
 
         write_file(args.output.with_suffix(".md"), text)
-        plot_study([run for run in runs.values() if run]).savefig(picture, dpi=130)
+        frontier_of = yaml.safe_load(args.plan.read_text(encoding="utf-8")).get("frontier_of", runs)
+        plot_study([run for run in runs.values() if run], frontier_of).savefig(picture, dpi=130)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_every_run_of_the_plan_can_be_trained(study):
     for settings in plan.values():
         TrainingArguments(**settings, output_dir="run")
     assert {"ours-1", "ours-5", "ours-20", "masked-20", "autoregressive-20"} <= set(plan)
-    assert plan["mulan-1"]["model_type"] == "mulan" and "delta" not in plan["mulan-1"]["model_config"]
+    assert plan["mulan-5"]["model_type"] == "mulan" and "delta" not in plan["mulan-5"]["model_config"]
 
 
 def test_what_is_missing_is_trained_and_what_is_finished_is_on_the_page(study, tmp_path, capsys, monkeypatch):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from .style import STYLE, make_figure
 
@@ -45,29 +46,38 @@ def plot_frontier(rows: Sequence[dict], entropy: float | None = None) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def plot_study(runs: Sequence[dict]) -> Figure:
-    """Calls against valid texts of runs with a `name` and a `frontier`; what comes before the last hyphen of the name
-    is the system, and has one colour. A line joins what differs in the number of steps alone; the method is
-    written at its end.
+def plot_study(runs: Sequence[dict], frontier_of: Collection[str]) -> Figure:
+    """Runs of a study, `name`, `frontier`, `entropy` and `likelihood` each: calls against valid texts of some of them,
+    and nats over the truth of all, those of several seeds (`name-seed-1`) in one row.
+
+    A line joins what differs in the number of steps alone.
     """
-    figure, ax = make_figure(1, 1, (8, 4.6))
-    systems = list(dict.fromkeys(run["name"].rpartition("-")[0] for run in runs))
-    markers = {}
-    for run in runs:
-        system, _, budget = run["name"].rpartition("-")
-        rows = sorted(run.get("frontier", ()), key=lambda row: row["calls"])
-        marker = markers.setdefault(budget, "os^Dv*"[len(markers) % 6])
-        color = COLORS[systems.index(system) % len(COLORS)]
-        methods = {}
-        for row in rows:
+    figure, (left, right) = make_figure(1, 2, (10, 4.6))
+    shown = [run for run in runs if run["name"] in frontier_of]
+    markers: dict[str, str] = {}
+    for index, run in enumerate(shown):
+        methods: dict[tuple, list] = {}
+        for row in sorted(run.get("frontier", ()), key=lambda row: row["calls"]):
             method, _, options = row["sampling"].partition(":")
             methods.setdefault((method, options.partition(":")[2]), []).append((row["calls"], 100 * row["validity"]))
-        for number, ((method, _), points) in enumerate(methods.items()):
-            label = run["name"] if number == 0 else None
-            ax.plot(*zip(*points), marker=marker, color=color, linewidth=0.8, label=label)
-            ax.annotate(method, points[-1], (4, -10), textcoords="offset points", color=color, fontsize="x-small")
-    ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.set(xlabel="calls of the predictor per text", ylim=(-4, 104), title="valid texts, %")
-    figure.legend(loc="outside right upper")
+        for (method, _), points in methods.items():
+            marker = markers.setdefault(method, "osD^v*P"[len(markers) % 7])
+            left.plot(*zip(*points), marker=marker, color=COLORS[index % len(COLORS)], linewidth=0.8)
+    handles = [Line2D([], [], color=COLORS[i % len(COLORS)], label=run["name"]) for i, run in enumerate(shown)]
+    handles += [Line2D([], [], color="#555555", ls="", marker=marker, label=name) for name, marker in markers.items()]
+    left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    left.set(xlabel="calls of the predictor per text", ylim=(-4, 104), title="valid texts, %")
+    left.legend(handles=handles, loc="best", fontsize="small")
+
+    names = list(dict.fromkeys(run["name"].partition("-seed-")[0] for run in runs))
+    for run in runs:
+        nats = run["likelihood"]["nats_per_story"]
+        value, error = (nats[key] / run["entropy"] for key in ("value", "monte_carlo_error"))
+        color = COLORS[[one["name"] for one in shown].index(run["name"])] if run in shown else "#555555"
+        row = names.index(run["name"].partition("-seed-")[0])
+        right.errorbar(value, row, xerr=error, marker="o", color=color, capsize=2)
+    right.axvline(1, color="black", linewidth=1, linestyle="--")
+    right.set(yticks=range(len(names)), yticklabels=names, xlabel="nats, times the truth", title="what texts cost")
+    right.invert_yaxis()
     return figure
