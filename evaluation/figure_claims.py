@@ -122,9 +122,9 @@ def schedule_claims(name: str, model: MuLANModel, embeddings: Tensor, context: T
         "which depends on the input by a learned context",
         "3, B",
         name,
-        f"deviation of γ between texts, at the t and the token where it is most: {texts.max():.3f} (above "
-        f"{DIFFERENT_GAMMA}); mean over tokens {texts.mean(-1).max():.3f}",
-        texts.max().item() > DIFFERENT_GAMMA,
+        f"deviation of γ between texts, mean over tokens at the t where it is most: {texts.mean(-1).max():.3f} (above "
+        f"{DIFFERENT_GAMMA}); of one token at most {texts.max():.3f}",
+        texts.mean(-1).max().item() > DIFFERENT_GAMMA,
     )
     falling = (gamma.rate < 0).float().mean().item()
     claim = "γ rises with t"
