@@ -99,6 +99,26 @@ class TextBatch:
         return torch.zeros_like(tokens, dtype=torch.bool) if self.known is None else self.known.clone()
 
 
+def read_before(
+    model: TextDiffusionModel | GuidedModel, kept: CleanTokens | None, written: Tensor, unfinished: Tensor
+) -> tuple[CleanTokens | None, CleanTokens | None]:
+    """What noisy tokens see of the tokens before their windows: what is `kept` for the next call, and all.
+
+    Args:
+        kept: what the call before kept.
+        written: the tokens, from the first on, that are finished in all texts; they are kept.
+        unfinished: those behind them that some texts see, not finished in others; they are read anew in every call.
+    """
+    start = 0 if kept is None else len(kept)
+    if start < written.shape[1]:
+        new = written[:, start:]
+        if start and not unfinished.shape[1]:
+            kept = model.read_later(new, kept)
+        else:
+            _, kept = model.read_clean(new, kept)
+    return kept, model.read_clean(unfinished, kept)[1] if unfinished.shape[1] else kept
+
+
 def join_outputs(parts: dict[Tensor, NFDMTextPipelineOutput]) -> NFDMTextPipelineOutput:
     """One output of several, whose keys are the texts that each has."""
     order = torch.cat(list(parts)).argsort()

@@ -18,7 +18,7 @@ from ..models import Prediction, TextDiffusionModel, evaluation_mode
 from ..models.token_choice import draw_tokens, draw_uniforms, exclude
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler, TokenScheduler
-from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_outputs, join_trajectories
+from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_outputs, join_trajectories, read_before
 from .checks import (
     check_call,
     check_guidance,
@@ -439,16 +439,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         Texts in which other tokens are known are ahead of one another; what not all have is read anew.
         """
         self._write(batch, written, options)
-        kept = 0 if batch.clean is None else len(batch.clean)
-        if kept < written:
-            new = batch.written[:, kept:]
-            if kept and seen == written:
-                batch.clean = options.model.read_later(new, batch.clean)
-            else:
-                _, batch.clean = options.model.read_clean(new, batch.clean)
-        if seen == written:
-            return batch.clean
-        return options.model.read_clean(self._choose(batch, slice(written, seen), options), batch.clean)[1]
+        unfinished = batch.written[:, :0] if seen == written else self._choose(batch, slice(written, seen), options)
+        batch.clean, clean = read_before(options.model, batch.clean, batch.written, unfinished)
+        return clean
 
     def _write(self, batch: TextBatch, stop: int, options: Options) -> None:
         """Choose the tokens up to `stop` from z_0."""

@@ -12,6 +12,7 @@ from ..clocks import moving_window
 from ..models import TextDiffusionModel
 from ..models.token_choice import draw_from
 from ..schedulers import RefinementScheduler
+from .batches import read_before
 
 
 def write_refined(
@@ -83,13 +84,14 @@ def _write(
         text, settled = torch.where(known, given, text), settled | known
     calls, rows = torch.zeros(n, dtype=torch.long, device=device), (~settled).any(-1).nonzero()[:, 0]
     log_q = torch.zeros(n, dtype=torch.float64, device=device)
+    kept = None
     while len(rows) and (max_calls is None or int(calls.max()) < max_calls):
         own, done = text[rows], settled[rows]
         own_known, own_context, own_excluded = (None if x is None else x[rows] for x in (known, context, excluded))
         first = (~done).long().argmax(-1, keepdim=True)
         last = first + scheduler.config.block_length - 1
         step = moving_window(first, last, length, own_known)
-        _, clean = model.read_clean(own[:, : step.seen])
+        kept, clean = read_before(model, kept, own[:, : step.written], own[:, step.written : step.seen])
         z = torch.where(done[..., None], model.forward_process.initial_marginal(model.embed(own), own_context).mean, 0)
         prediction = model.denoise(
             z,
@@ -119,5 +121,7 @@ def _write(
         text[rows], settled[rows] = own.masked_fill(behind, pad), done | behind
         calls[rows] += 1
         on_call(text, settled.sum(-1))
-        rows = rows[(~settled[rows]).any(-1)]
+        going = (~settled[rows]).any(-1)
+        if not going.all():
+            rows, kept = rows[going], None if kept is None else kept.rows(going)
     return text, calls, log_q
