@@ -164,6 +164,18 @@ def test_another_model_can_guide(pipeline):
         assert torch.equal(guided.calls, 2 * plain.calls)
 
 
+def test_a_model_in_training_guides_without_dropout(pipeline):
+    options = {"input_ids": conditional_ids(), "known": (torch.arange(LENGTH) <= CONDITION).expand(2, -1)}
+    weaker = make_model("nfdm", hidden_dropout_prob=0.5, **CONDITIONAL)
+    pipeline.scheduler = JumpScheduler(jump_length=2)
+    runs = []
+    for training in (False, True):
+        weaker.train(training)
+        runs.append(pipeline(**options, guidance_scale=3.0, guidance_model=weaker, generator=seeded(0)))
+        assert weaker.training == training
+    assert torch.equal(runs[0].sequences, runs[1].sequences)
+
+
 # --- conditions in the pipelines ---
 
 

@@ -236,7 +236,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         num_calls = len(starts) * self._count_calls(options)
         # Behind all that refuses a call: it takes from the generator.
         generators = sample_generators(num_samples, generator)
-        with evaluation_mode(self.model), self.progress_bar(total=num_calls) as options.bar:
+        weaker = guidance_model or self.model
+        with evaluation_mode(self.model), evaluation_mode(weaker), self.progress_bar(total=num_calls) as options.bar:
             for start in starts:
                 rows = slice(start, start + batch_size)
                 batch = self._start(
