@@ -277,7 +277,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         generators = sample_generators(len(known), generator)
         options, latents = dict(options), options["latents"]
         del options["latents"]
-        begun, parts = begins(known), {}
+        # On the CPU, where the texts end up, whatever device `known` is on.
+        begun, parts = begins(known).cpu(), {}
         for rows in (begun.nonzero()[:, 0], (~begun).nonzero()[:, 0]):
             if not len(rows):
                 continue

@@ -33,8 +33,8 @@ def settled_tokens(
     if isinstance(scheduler, RefinementScheduler) or not begins(known).all():
         # What is not committed is padding.
         return known | (tokens != tokens[:, -1:])
-    written = ((1 - timestep) * tokens.shape[1]).round()
-    return known | (torch.arange(tokens.shape[1]) < written[:, None])
+    written = ((1 - timestep) * tokens.shape[1]).round().to(tokens.device)
+    return known | (torch.arange(tokens.shape[1], device=tokens.device) < written[:, None])
 
 
 def text_pieces(
