@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from diffusers_text_nfdm.plots.frontier import plot_study
 from diffusers_text_nfdm.training import TrainingArguments
 
 
@@ -74,6 +75,15 @@ def test_what_is_missing_is_trained_and_what_is_finished_is_on_the_page(study, t
     assert (tmp_path / "page.png").stat().st_size > 10_000
     study.main([*options, "--only"])
     assert not (runs / "c-1").exists()
+
+
+def test_a_study_of_many_runs_has_a_picture():
+    likelihood = {"nats_per_story": {"value": 48.4, "monte_carlo_error": 0.5}}
+    row = {"sampling": "jump:8:min_p=0.02", "calls": 7.5, "validity": 0.84}
+    names = [f"run-{number}" for number in range(9)] + ["run-0-seed-1"]
+    runs = [{"name": name, "entropy": 44.0, "likelihood": likelihood, "frontier": [row]} for name in names]
+    left, right = plot_study(runs, names[:9]).axes
+    assert len(left.get_lines()) == 9 and [tick.get_text() for tick in right.get_yticklabels()] == names[:9]
 
 
 @pytest.mark.parametrize(

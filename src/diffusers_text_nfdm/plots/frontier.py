@@ -54,16 +54,17 @@ def plot_study(runs: Sequence[dict], frontier_of: Collection[str]) -> Figure:
     """
     figure, (left, right) = make_figure(1, 2, (10, 4.6))
     shown = [run for run in runs if run["name"] in frontier_of]
+    colors = {run["name"]: COLORS[index % len(COLORS)] for index, run in enumerate(shown)}
     markers: dict[str, str] = {}
-    for index, run in enumerate(shown):
+    for run in shown:
         methods: dict[tuple, list] = {}
         for row in sorted(run.get("frontier", ()), key=lambda row: row["calls"]):
             method, _, options = row["sampling"].partition(":")
             methods.setdefault((method, options.partition(":")[2]), []).append((row["calls"], 100 * row["validity"]))
         for (method, _), points in methods.items():
             marker = markers.setdefault(method, "osD^v*P"[len(markers) % 7])
-            left.plot(*zip(*points), marker=marker, color=COLORS[index % len(COLORS)], linewidth=0.8)
-    handles = [Line2D([], [], color=COLORS[i % len(COLORS)], label=run["name"]) for i, run in enumerate(shown)]
+            left.plot(*zip(*points), marker=marker, color=colors[run["name"]], linewidth=0.8)
+    handles = [Line2D([], [], color=color, label=name) for name, color in colors.items()]
     handles += [Line2D([], [], color="#555555", ls="", marker=marker, label=name) for name, marker in markers.items()]
     left.set_xscale("log", base=2)
     left.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
@@ -74,8 +75,8 @@ def plot_study(runs: Sequence[dict], frontier_of: Collection[str]) -> Figure:
     for run in runs:
         nats = run["likelihood"]["nats_per_story"]
         value, error = (nats[key] / run["entropy"] for key in ("value", "monte_carlo_error"))
-        color = COLORS[[one["name"] for one in shown].index(run["name"])] if run in shown else "#555555"
         row = names.index(run["name"].partition("-seed-")[0])
+        color = colors.get(run["name"], "#555555")
         right.errorbar(value, row, xerr=error, marker="o", color=color, capsize=2)
     right.axvline(1, color="black", linewidth=1, linestyle="--")
     right.set(yticks=range(len(names)), yticklabels=names, xlabel="nats, times the truth", title="what texts cost")
