@@ -100,6 +100,7 @@ def test_the_frontier_has_a_row_for_every_way_and_nats_where_there_are_some(data
     frontier = {
         "verified": "jump:64",
         "jumps": "jump:4",
+        "shorter jumps": "jump:4:jump_length=2",
         "sure first": "refine:64",
         "in motion": "star:4",
     }
@@ -107,9 +108,10 @@ def test_the_frontier_has_a_row_for_every_way_and_nats_where_there_are_some(data
     summary = train(arguments(data, tmp_path / "run", frontier=frontier, frontier_samples=3, **options))
     rows = {row["name"]: row for row in summary["frontier"]}
     assert [rows[name]["clock"] for name in frontier] == [
-        "clean stream", "jumps, 4 calls", "an order of its own", "ramp:8"
+        "clean stream", "jumps, 4 calls", "jumps, 4 calls, 2 ahead", "an order of its own", "ramp:8"
     ]  # fmt: skip
     assert rows["verified"]["nats_error"] == 0 and rows["sure first"]["nats_per_text"] is None
     assert rows["jumps"]["nats_per_text"] > 0 and rows["in motion"]["nats_error"] > 0
+    assert rows["jumps"]["nats_per_text"] != rows["shorter jumps"]["nats_per_text"]
     assert "an order of its own" in capsys.readouterr().out
     assert (tmp_path / "run" / "plots" / "frontier.png").is_file()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def measure_frontier(trainer: Trainer, estimate: LikelihoodEstimate) -> list[dict]:
     """One row for each sampling of the settings: calls, validity, variety, speed, and the likelihood along its clock.
 
-    Draft and verify has the likelihood of the clean stream, which is exact, and refinement has none; the others have a
-    bound. The `estimate` is that of the model's own clock.
+    Draft and verify has the likelihood of the clean stream, which is exact, and so have jumps with as many calls as
+    tokens. Refinement has none; the others have a bound. The `estimate` is that of the model's own clock.
     """
     arguments, pipeline, rows = trainer.arguments, trainer.pipeline(), []
     bounds = {trainer.family.along(trainer.released): estimate.nats_per_story}
@@ -70,7 +70,8 @@ def _likelihood(
         options["batch_size"] = trainer.arguments.evaluation_batch_size
         # Half of the texts: each is read once for every call and draw.
         number = trainer.arguments.evaluation_texts
-        return f"jumps, {calls} calls", lambda texts: jump_likelihood(
+        name = f"jumps, {calls} calls" + (f", {length} ahead" if length != JumpScheduler().config.jump_length else "")
+        return name, lambda texts: jump_likelihood(
             model, **{name: values[:number] for name, values in texts.items()}, **options
         )
     if isinstance(scheduler, RefinementScheduler):
