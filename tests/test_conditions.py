@@ -196,6 +196,21 @@ def test_the_clean_stream_does_not_count_the_condition():
     assert exact_likelihood(with_it, ids).nats_per_story.value == pytest.approx(mine.mean().item())
 
 
+def test_no_likelihood_counts_the_positions_of_the_condition():
+    size = {"vocab_size": VOCAB, "max_length": LENGTH, "condition_length": CONDITION}
+    model = make_model("nfdm", condition_length=CONDITION, jumps=True, **TWO_STREAM)
+    ids = some_ids(3)
+    for estimate in (
+        estimate_likelihood(model, ids, num_draws=2),
+        exact_likelihood(model, ids),
+        jump_likelihood(model, ids, num_inference_steps=2),
+        masked_likelihood(make_masked(**size), ids, num_draws=2),
+        exact_likelihood(make_baseline(**size), ids),
+    ):
+        positions = estimate.nats_per_story.value / estimate.nats_per_position.value
+        assert positions == pytest.approx(LENGTH - CONDITION)
+
+
 def test_jumps_begin_behind_the_condition():
     """Over one token they are the clean stream, and their likelihood is that of the text alone."""
     model = make_model("nfdm", condition_length=CONDITION, jumps=True, **TWO_STREAM)

@@ -69,7 +69,6 @@ def estimate_likelihood(
             or `"learned"`, the model's own.
     """
     input_ids, tokens, chars = prepared_texts(model, input_ids, num_tokens, num_chars, batch_size)
-    positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
     clock = model.clock(clock)
     if known is not None:
         check_known(known, input_ids.shape)
@@ -78,8 +77,6 @@ def estimate_likelihood(
         tokens = None if tokens is None else unknown_tokens(known, tokens, model.config.condition_length)
     share = None if known is None else known.double().mean()
     known = with_condition(known, input_ids, model.config.condition_length)
-    if known is not None:
-        positions = (~known).sum(1).double()
     check_draws(num_draws, seed)
     if time_sampler not in TIME_SAMPLERS:
         raise ValueError(
@@ -118,6 +115,7 @@ def estimate_likelihood(
     if share is not None:
         protocol["known"] = f"{share:.1%} of the tokens are given, and not counted"
     evaluations *= model.config.calls_per_prediction
+    positions = unknown_positions(known, input_ids, model.config.condition_length)
     return in_units(dict(zip(TERMS, halves)), positions, tokens, chars, evaluations, protocol)
 
 
@@ -169,7 +167,7 @@ def exact_likelihood(
     }
     # Two estimates that agree: there is nothing random.
     halves = torch.cat(nats)[:, None].expand(-1, 2)
-    positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
+    positions = unknown_positions(None, input_ids, model.config.condition_length)
     return in_units({"autoregressive": halves}, positions, tokens, chars, len(input_ids), protocol)
 
 
@@ -219,6 +217,13 @@ def check_draws(num_draws: int, seed: int) -> None:
     if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 2 or num_draws % 2:
         raise ValueError(f"`num_draws` is {num_draws!r}; it must be an even number of at least 2.")
     check_seed(seed)
+
+
+def unknown_positions(known: Tensor | None, input_ids: Tensor, condition_length: int = 0) -> Tensor:
+    """Positions of each text, START and padding included, without the known ones and the condition."""
+    known = with_condition(known, input_ids, condition_length)
+    known = torch.zeros_like(input_ids, dtype=torch.bool) if known is None else known
+    return (~known).sum(1).cpu().double()
 
 
 def unknown_tokens(known: Tensor, tokens: Tensor, condition_length: int = 0) -> Tensor:

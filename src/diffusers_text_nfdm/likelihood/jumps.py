@@ -14,7 +14,7 @@ from ..models.token_choice import behind_end, draw_from, noise_of
 from ..networks.two_stream_predictor import TextCache
 from ..schedulers import JumpScheduler
 from ..version import __version__
-from .estimation import check_draws, prepared_texts
+from .estimation import check_draws, prepared_texts, unknown_positions
 from .quantities import LikelihoodEstimate, in_units
 
 
@@ -75,7 +75,7 @@ def jump_likelihood(
         "dtype": str(model.dtype),
         "version": __version__,
     }
-    positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
+    positions = unknown_positions(None, input_ids, model.config.condition_length)
     calls = total * num_inference_steps
     return in_units({"jumps": halves}, positions, tokens, chars, calls, protocol)
 

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from ..clocks import check_known
 from ..models import evaluation_mode
 from ..version import __version__
-from .estimation import check_draws, prepared_texts, unknown_tokens
+from .estimation import check_draws, prepared_texts, unknown_positions, unknown_tokens
 from .quantities import LikelihoodEstimate, in_units
 
 
@@ -49,14 +49,12 @@ def masked_likelihood(
         num_draws: masks per text, an even number.
     """
     input_ids, tokens, chars = prepared_texts(model, input_ids, num_tokens, num_chars, batch_size)
-    positions = torch.full((len(input_ids),), float(input_ids.shape[1]), dtype=torch.float64)
     size = model.block_size(block_size)
     if known is not None:
         check_known(known, input_ids.shape)
         model.check_inputs(input_ids.cpu(), known.cpu())
         if chars is not None:
             raise ValueError("`num_chars` is of whole texts; with `known` tokens leave it out.")
-        positions = (~known).sum(1).double()
         tokens = None if tokens is None else unknown_tokens(known, tokens, model.config.condition_length)
     check_draws(num_draws, seed)
 
@@ -89,4 +87,5 @@ def masked_likelihood(
     }
     if known is not None:
         protocol["known"] = f"{known.double().mean():.1%} of the tokens are given, and not counted"
+    positions = unknown_positions(known, input_ids, model.config.condition_length)
     return in_units({"masked": halves}, positions, tokens, chars, total, protocol)

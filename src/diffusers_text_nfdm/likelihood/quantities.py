@@ -40,7 +40,7 @@ class LikelihoodEstimate:
 
     Args:
         nats_per_story: mean over texts.
-        nats_per_position: divided by the padded length, known tokens left out.
+        nats_per_position: divided by the padded length, known tokens and the condition left out.
         nats_per_token: total over total number of real tokens (END counted, PAD and START not), known ones left out.
         bits_per_token: the same in bits.
         bits_per_character: total bits over total characters of the raw text.
