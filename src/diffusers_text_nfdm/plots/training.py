@@ -25,19 +25,16 @@ LOSSES = {"cross_entropy": "#ee7733", "next_token": "#0077bb", "jump": "#009988"
 NUM_TEXTS = 32
 
 
-def save_plots(trainer: Trainer, frontier: Sequence[dict] = ()) -> list[Path]:
+def save_plots(trainer: Trainer, frontier: Sequence[dict] = (), entropy: float | None = None) -> list[Path]:
     """Draw all figures of a finished run into its folder `plots`. The models are those of the averaged weights.
 
-    `frontier` are the rows of `measure_frontier`.
+    Args:
+        frontier: the rows of `measure_frontier`.
+        entropy: that of the texts, given their conditions, where it is known.
     """
     folder = trainer.run / "plots"
     folder.mkdir(exist_ok=True)
     model, input_ids = trainer.released, trainer.data.validation_rows(NUM_TEXTS)["input_ids"].long()
-    entropy = None
-    if trainer.arguments.dataset == "stories":
-        from ..stories import StoryGrammar
-
-        entropy = StoryGrammar().entropy()
     figures = {"loss": plot_loss(read_metrics(trainer.run), entropy), **trainer.family.figures(model, input_ids)}
     if frontier:
         figures["frontier"] = plot_frontier(frontier, entropy)

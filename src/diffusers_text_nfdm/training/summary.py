@@ -60,7 +60,8 @@ def finish(trainer: Trainer) -> dict:
         if arguments.save_plots:
             from ..plots.training import save_plots
 
-            summary["plots"] = [str(path) for path in save_plots(trainer, summary.get("frontier", ()))]
+            plots = save_plots(trainer, summary.get("frontier", ()), summary.get("entropy"))
+            summary["plots"] = [str(path) for path in plots]
             report += f"\nPlots: {run / 'plots'}"
         write_file(run / "summary.json", json.dumps(summary, indent=2) + "\n")
         tqdm.write("\n" + report, file=sys.stdout)
