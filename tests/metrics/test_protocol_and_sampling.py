@@ -74,6 +74,7 @@ def test_samplings_by_name():
     )
     ode = Sampling.parse("ode:32:method=heun").build()
     assert isinstance(ode, ReverseODEScheduler) and ode.config.method == "heun"
+    assert Sampling.parse("ancestral:top_p=0.9:top_k=5").prepare(None) == {"top_p": 0.9, "top_k": 5}
     assert Sampling.parse("ancestral:min_p=0.02").config == {"min_p": 0.02}
     assert Sampling.parse("ancestral:min_p=0.02").prepare(None) == {"min_p": 0.02}
     assert Sampling.parse("ancestral").to_dict() == {
@@ -126,7 +127,7 @@ def test_any_number_survives_its_name(fraction, steps):
         ("ode:32:heun", "not of the form option=value"),
         ("sde:32:method=heun", "ReverseSDEScheduler has volatility_scale"),
         ("ancestral:64", "which is not of the form option=value"),
-        ("ancestral:top_k=3", "ancestral has temperature, min_p"),
+        ("ancestral:block_size=8", "ancestral has temperature, top_k, top_p, min_p"),
         ("ancestral:clock=ramp:8", "an autoregressive model has none"),
         ("masked", "of the form method:steps"),
         ("masked:0", "`num_inference_steps` is 0"),

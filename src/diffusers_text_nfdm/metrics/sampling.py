@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from .. import schedulers
 from ..checks import is_number
+from ..models.token_choice import CHOICE
 from ..schedulers import (
     DraftVerifyScheduler,
     JumpScheduler,
@@ -28,8 +29,7 @@ from ..schedulers import (
 
 
 ANCESTRAL, MASKED, DIFFUSION = "ancestral", "masked", "diffusion"
-ANCESTRAL_OPTIONS = ("temperature", "min_p")
-MASKED_OPTIONS = ("remasking", "block_size", "temperature", "top_k", "top_p", "min_p")
+MASKED_OPTIONS = ("remasking", "block_size", *CHOICE)
 SCHEDULERS = {scheduler.__name__: scheduler for scheduler in schedulers.SCHEDULERS}
 METHODS = {
     "star": MarkovChainScheduler,
@@ -87,7 +87,7 @@ class Sampling:
         steps = self.num_inference_steps
         if self.scheduler is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             raise ValueError(f"`num_inference_steps` is {steps!r}; it must be an integer of at least 1.")
-        allowed = ANCESTRAL_OPTIONS if self.kind == ANCESTRAL else MASKED_OPTIONS
+        allowed = CHOICE if self.kind == ANCESTRAL else MASKED_OPTIONS
         if self.kind == DIFFUSION:
             parameters = inspect.signature(SCHEDULERS[self.scheduler].__init__).parameters
             allowed = [name for name in parameters if name != "self"]
