@@ -11,6 +11,7 @@ import json
 
 import torch
 
+from diffusers_text_nfdm import NFDMTextPipeline
 from diffusers_text_nfdm.baseline import AutoregressivePipeline, MaskedDiffusionPipeline
 from diffusers_text_nfdm.files import output_file, write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline
@@ -40,10 +41,11 @@ def main(arguments: list[str] | None = None) -> None:
             options["min_p"] = args.min_p
         if pipeline.model.config.condition_length:
             for scale in args.guidance_scale:
-                if scale != 1:
-                    options["guidance_scale"] = scale
+                guidance = {} if scale == 1 else {"guidance_scale": scale}
+                if guidance and not isinstance(pipeline, NFDMTextPipeline):
+                    raise ValueError("A baseline has no guidance; leave `--guidance_scale` out.")
                 row = results[f"guidance {scale:g}"] = obeyed_conditions(
-                    pipeline, args.num_stories, args.seed, **options
+                    pipeline, args.num_stories, args.seed, **options, **guidance
                 )
                 shown = f"valid {row['validity']:6.1%}  obeyed {row['obeyed']:6.1%}  calls {row['calls']:.1f}"
                 print(f"guidance {scale:<5g} {shown}")

@@ -13,7 +13,6 @@ import time
 import torch
 
 from diffusers_text_nfdm import NFDMTextPipeline
-from diffusers_text_nfdm.baseline import AutoregressivePipeline
 from diffusers_text_nfdm.data import load_text_dataset
 from diffusers_text_nfdm.files import output_file, write_file
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline
@@ -54,11 +53,10 @@ def main(arguments: list[str] | None = None) -> None:
         print_row("references", results["references"])
         for scale in args.guidance_scale:
             name = f"guidance {scale:g}"
-            if scale != 1:
-                if isinstance(pipeline, AutoregressivePipeline):
-                    raise ValueError("The autoregressive baseline has no guidance; leave `--guidance_scale` out.")
-                options["guidance_scale"] = scale
-            results[name] = write_and_score(pipeline, references, args.seed, options)
+            guidance = {} if scale == 1 else {"guidance_scale": scale}
+            if guidance and not isinstance(pipeline, NFDMTextPipeline):
+                raise ValueError("A baseline has no guidance; leave `--guidance_scale` out.")
+            results[name] = write_and_score(pipeline, references, args.seed, {**options, **guidance})
             print_row(name, results[name])
         print("\n" + "\n".join(results[name]["texts"][:5]))
     except (ValueError, OSError) as error:

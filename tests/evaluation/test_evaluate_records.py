@@ -42,13 +42,16 @@ def records(tmp_path):
 
 def test_a_row_for_every_guidance_scale(command, checkpoint, records, tmp_path, capsys):
     output = tmp_path / "scores.json"
-    command([str(checkpoint), str(records), "--guidance_scale", "1", "2", "--output", str(output)])
+    command([str(checkpoint), str(records), "--guidance_scale", "2", "1", "--output", str(output)])
     scores = json.loads(output.read_text())
-    assert list(scores) == ["references", "guidance 1", "guidance 2"]
+    assert list(scores) == ["references", "guidance 2", "guidance 1"]
     assert scores["references"]["mentioned"] == 1
     assert len(scores["guidance 1"]["texts"]) == 2 and 0 <= scores["guidance 2"]["bleu"] <= 100
     assert scores["guidance 2"]["calls"] > scores["guidance 1"]["calls"] / 2
     assert "references" in capsys.readouterr().out
+    command([str(checkpoint), str(records), "--output", str(output)])
+    alone = json.loads(output.read_text())["guidance 1"]
+    assert all(alone[name] == scores["guidance 1"][name] for name in ("texts", "calls")), "after another scale"
 
 
 def test_what_has_no_meaning_is_refused(command, checkpoint, records, capsys):
