@@ -3,11 +3,12 @@
     python examples/estimate_likelihood.py path/or/repo
     python examples/estimate_likelihood.py path/or/repo --dataset valid.jsonl --texts 1000 --draws 16
     python examples/estimate_likelihood.py path/of/jumps --calls 8
+    python examples/estimate_likelihood.py path/of/jumps --clean_stream
 
-With `--calls` it is the bound of what jumps write in so many calls.
+With `--calls` it is the bound of what jumps write in so many calls, with `--clean_stream` the exact likelihood of what
+they write when they are verified.
 Of the baselines it is the bound of masked diffusion, and the exact likelihood of an autoregressive model.
-Without `--dataset` the texts are the test split of the embedded stories, whose true entropy is printed beside the
-bound.
+Without `--dataset` the texts are the test split of the embedded stories, whose true entropy is printed beneath.
 """
 
 import argparse
@@ -77,16 +78,17 @@ def main(argv: list[str] | None = None) -> None:
         diffusion = estimate_likelihood, {"clock": arguments.clock, **draws}
         if arguments.calls is not None:
             diffusion = jump_likelihood, {"calls": arguments.calls, **draws}
-        if arguments.clean_stream:
-            diffusion = exact_likelihood, {}
         estimator, options = {
             "diffusion": diffusion,
             "masked": (masked_likelihood, {"block_size": arguments.block_size, **draws}),
             "ancestral": (exact_likelihood, {}),
         }[pipeline_kind(pipeline)]
+        if arguments.clean_stream:
+            estimator, options = exact_likelihood, {}
         for name in ("clock", "block_size", "calls"):
             if getattr(arguments, name) is not None and name not in options:
                 beside = " with --calls" if "calls" in options else ""
+                beside = " with --clean_stream" if arguments.clean_stream else beside
                 raise ValueError(f"--{name} has no meaning for a {type(pipeline).__name__}{beside}.")
         if "calls" in options:
             options["num_inference_steps"] = options.pop("calls")
@@ -99,7 +101,8 @@ def main(argv: list[str] | None = None) -> None:
         grammar = StoryGrammar()
         entropy = grammar.entropy() - (grammar.condition_entropy() if length else 0)
         ratio = estimate.nats_per_story.value / entropy
-        print(f"The truth beneath it: {entropy:.4f} nats per story; the bound is {ratio:.3f} times that.")
+        what = "the exact value" if estimator is exact_likelihood else "the bound"
+        print(f"The truth beneath it: {entropy:.4f} nats per story; {what} is {ratio:.3f} times that.")
     if arguments.output is not None:
         estimate.save(arguments.output)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import estimate_likelihood
 import pytest
+import tiny_masked
+import torch
 from tiny import make_pipeline
 
 
@@ -66,6 +68,20 @@ def test_jumps_have_a_bound_for_every_number_of_calls(checkpoint, tmp_path, caps
     error = refused(capsys, tmp_path / "pipeline", *given, "--clock", "shared")
     assert "--clock has no meaning for a NFDMTextPipeline with --calls" in error
     assert "The model cannot jump" in refused(capsys, checkpoint, *given)
+
+
+def test_clean_streams_have_an_exact_likelihood(checkpoint, tmp_path, capsys):
+    options = {"prediction_type": "categorical", "predictor": "two_stream", "max_length": 8}
+    make_pipeline("nfdm", **options).save_pretrained(tmp_path / "nfdm")
+    tiny_masked.make_pipeline(dtype=torch.float32).save_pretrained(tmp_path / "masked")
+    (tmp_path / "valid.txt").write_text("the cat\na dog\n", encoding="utf-8")
+    given = ["--dataset", tmp_path / "valid.txt", "--clean_stream"]
+    for name in ("nfdm", "masked"):
+        run(tmp_path / name, *given, "--output", tmp_path / "result.json")
+        assert "exact" in json.loads((tmp_path / "result.json").read_text())["protocol"]["quantity"]
+    error = refused(capsys, tmp_path / "nfdm", *given, "--clock", "shared")
+    assert "--clock has no meaning for a NFDMTextPipeline with --clean_stream" in error
+    assert "Only the clean stream" in refused(capsys, checkpoint, *given)
 
 
 def test_what_cannot_be_loaded_is_said_in_a_line(tmp_path, capsys):
