@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffusers_text_nfdm import DiffusionLMModel, MuLANModel, NFDMModel
 from diffusers_text_nfdm.forward_processes import DiffusionLMProcess
+from diffusers_text_nfdm.model_card import is_undeformed
 from diffusers_text_nfdm.models import TextDiffusionModel
 from diffusers_text_nfdm.networks.dual import Dual
 from diffusers_text_nfdm.objective import path_curvature
@@ -48,6 +49,9 @@ def claims_table(models: dict[str, tuple[TextDiffusionModel, Tensor]]) -> str:
 def claims(models: dict[str, tuple[TextDiffusionModel, Tensor]]) -> Iterator[Claim]:
     curvatures = {}
     for name, (model, ids) in models.items():
+        if is_undeformed(model.config):
+            # It has no transformation, and no path that is learned.
+            continue
         embeddings, context = model_inputs(model, ids)
         curvatures[name] = relative_curvature(model, embeddings, context)
         if isinstance(model, NFDMModel):

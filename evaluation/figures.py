@@ -86,7 +86,8 @@ def draw(
             num_samples=1, num_inference_steps=way.num_inference_steps, generator=generator, return_trajectory=True
         )
         save(plot_trajectory(made, pipeline.tokenizer), f"trajectory-{name}")
-    deformed = {name: pair for name, pair in models.items() if hasattr(pair[0].forward_process, "deformation")}
+    networks = {name: getattr(model.forward_process, "network", None) for name, (model, _) in models.items()}
+    deformed = {name: models[name] for name, network in networks.items() if network is not None}
     if deformed:
         save(plot_transformations(deformed), "transformations")
     paths.append(output / "claims.md")

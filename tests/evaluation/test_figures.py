@@ -77,6 +77,12 @@ def test_a_network_that_ignores_time_does_not_change_with_it(claims):
     assert still == {"nfdm": False, "nfdm-additive": True}
 
 
+def test_nothing_is_claimed_of_a_process_that_no_network_deforms(claims):
+    models = {"undeformed": make_model("nfdm", forward_num_layers=0), "fixed": make_model("diffusion-lm")}
+    rows = claims.claims({name: (model, make_ids(6)) for name, model in models.items()})
+    assert {claim.model for claim in rows} == {"fixed"}
+
+
 def test_relative_curvature_of_the_process_without_a_network(claims):
     """`std = δ^(1-t)` alone is curved; see tests/test_straightness.py."""
     model, ids = make_model("nfdm", delta=0.2), make_ids(3)
