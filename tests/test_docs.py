@@ -77,6 +77,15 @@ def test_the_paper_index_names_only_what_exists():
         assert f"\n## {anchor.replace('-', ' ')}\n" in page.lower().replace(",", ""), anchor
 
 
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_pages_name_only_tests_that_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for path, name in re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", text):
+        assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{name}"
+
+
 def package_modules() -> list[types.ModuleType]:
     return [
         importlib.import_module(info.name)
