@@ -1,4 +1,10 @@
-from diffusers_text_nfdm.plots.training import plot_loss
+import json
+from types import SimpleNamespace
+
+import torch
+
+from diffusers_text_nfdm.plots import training
+from diffusers_text_nfdm.plots.training import plot_loss, save_plots
 
 
 METRICS = [
@@ -39,3 +45,20 @@ def test_losses_of_other_steps_have_a_panel_of_their_own():
     *_, losses = plot_loss(METRICS + steps).axes
     assert lines(losses) == {"cross entropy": ([3, 4], [50.0, 40.0]), "next token": ([4], [30.0])}
     assert [len(plot_loss(metrics).axes) for metrics in (METRICS + steps, METRICS, METRICS[1:2] + steps)] == [3, 2, 2]
+
+
+def test_the_plots_of_a_run_have_the_entropy_of_its_texts(tmp_path, monkeypatch):
+    """Of stories with a condition that is not the grammar's."""
+    seen = []
+    monkeypatch.setattr(training, "plot_loss", lambda metrics, entropy: seen.append(entropy) or plot_loss(metrics))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in METRICS))
+    rows = {"input_ids": torch.zeros(1, 2)}
+    trainer = SimpleNamespace(
+        run=tmp_path,
+        released=None,
+        arguments=SimpleNamespace(dataset="stories"),
+        data=SimpleNamespace(validation_rows=lambda number: rows),
+        family=SimpleNamespace(figures=lambda model, input_ids: {}),
+    )
+    assert save_plots(trainer, entropy=40.5) == [tmp_path / "plots" / "loss.png"]
+    assert seen == [40.5]
