@@ -91,7 +91,7 @@ class Denoiser:
         starts = places.starts.expand(settled.shape)
         return Places(places.positions.expand(settled.shape), starts, settled, known)
 
-    def predict_unseen(self, clean: CleanTokens | None, places: Places, context: Tensor | None = None) -> Prediction:
+    def predict_unseen(self, clean: CleanTokens, places: Places, context: Tensor | None = None) -> Prediction:
         """What one call of the predictor says of tokens of which nothing is seen, at places of their own: those of
         time 1.
         """
