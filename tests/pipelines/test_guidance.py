@@ -368,6 +368,10 @@ def test_what_a_model_was_not_trained_for_is_refused():
     other = make_model("nfdm", **{**TWO_STREAM, "vocab_size": 12})
     with pytest.raises(ValueError, match="`guidance_model` has 12 tokens, and the model 11"):
         plain(guidance_model=other, guidance_scale=2.0)
+    for name, value in (("hidden_size", 24), ("max_length", 7), ("self_conditioning", True)):
+        other = make_model("nfdm", **{**TWO_STREAM, name: value})
+        with pytest.raises(ValueError, match=f"`guidance_model` has `{name}` {value}, and the model"):
+            plain(guidance_model=other, guidance_scale=2.0)
     always = make_pipeline("nfdm", RefinementScheduler(), **{**CONDITIONAL, "condition_dropout": 0.0})
     with pytest.raises(ValueError, match="always trained with a condition"):
         always()

@@ -87,6 +87,14 @@ def check_guidance(config: TextDiffusionConfig, scale: float, weaker: TextDiffus
             f"`guidance_model` has {weaker.config.vocab_size} tokens, and the model {config.vocab_size}; they need "
             "the same vocabulary."
         )
+    # Both read the same latents, and their states stand side by side.
+    for name in ("max_length", "embedding_dim", "hidden_size", "self_conditioning", "predictor", "prediction_type"):
+        own, other = (getattr(one, name, None) for one in (config, config if weaker is None else weaker.config))
+        if own != other:
+            raise ValueError(
+                f"`guidance_model` has `{name}` {other!r}, and the model {own!r}; it must be a model of the same kind "
+                "and size."
+            )
     if scale == 1:
         if weaker is not None:
             raise ValueError("`guidance_model` has no effect with a `guidance_scale` of 1; give another one.")
