@@ -8,6 +8,7 @@ import torch
 
 from diffusers_text_nfdm import JumpScheduler, NFDMTextPipeline
 from diffusers_text_nfdm.training import Trainer, train
+from diffusers_text_nfdm.training.frontier import render_frontier
 from runs import ROOT, arguments, assert_same_run, metrics
 
 
@@ -115,3 +116,10 @@ def test_the_frontier_has_a_row_for_every_way_and_nats_where_there_are_some(data
     assert rows["jumps"]["nats_per_text"] != rows["shorter jumps"]["nats_per_text"]
     assert "an order of its own" in capsys.readouterr().out
     assert (tmp_path / "run" / "plots" / "frontier.png").is_file()
+
+
+def test_the_columns_of_the_frontier_are_straight_however_long_a_name_is():
+    row = {"calls": 12.5, "most_calls": 18, "distinct": 1.0, "nats_per_text": None, "tokens_per_second": 689.0}
+    names = ("few", "8 in motion, 64 calls, tokens")
+    _, short, long = render_frontier([{**row, "name": name, "clock": "ramp:8"} for name in names]).splitlines()
+    assert short.index("12.5") == long.index("12.5") and len(short) == len(long)

@@ -83,8 +83,9 @@ def _likelihood(
 
 def render_frontier(rows: list[dict], entropy: float | None = None) -> str:
     """The rows as a table."""
+    width = max([26, *(len(row["name"]) + 2 for row in rows)])
     lines = [
-        f"{'sampling':26s}{'calls':>7s}{'(most)':>8s}{'valid':>8s}{'distinct':>10s}{'choices':>9s}"
+        f"{'sampling':{width}s}{'calls':>7s}{'(most)':>8s}{'valid':>8s}{'distinct':>10s}{'choices':>9s}"
         f"{'nats':>16s}{'x truth':>9s}{'tokens/s':>10s}  along"
     ]
     for row in rows:
@@ -95,7 +96,7 @@ def render_frontier(rows: list[dict], entropy: float | None = None) -> str:
             nats = f"{row['nats_per_text']:.2f}" + (f" ± {row['nats_error']:.2f}" if row["nats_error"] else "")
         ratio = f"{row['nats_per_text'] / entropy:.3f}" if entropy and known else "-"
         lines.append(
-            f"{row['name']:26s}{row['calls']:7.1f}{row['most_calls']:8d}{valid:>8s}{row['distinct']:10.1%}{choices:>9s}"
+            f"{row['name']:{width}s}{row['calls']:7.1f}{row['most_calls']:8d}{valid:>8s}{row['distinct']:10.1%}{choices:>9s}"
             f"{nats:>16s}{ratio:>9s}{row['tokens_per_second']:10.0f}  {row['clock']}"
         )
     return "\n".join(lines)
