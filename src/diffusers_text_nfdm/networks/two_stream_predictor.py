@@ -113,6 +113,7 @@ class CleanTokens:
     def rows(self, rows: Tensor | slice) -> CleanTokens:
         """Those of some texts."""
         if isinstance(rows, slice) and rows == slice(None):
+            # The very same: what a call reads of it is noted there.
             return self
         return CleanTokens(self.inputs[rows], tuple((key[rows], value[rows]) for key, value in self.keys_values))
 
