@@ -29,6 +29,7 @@ from ..schedulers import (
 
 
 ANCESTRAL, MASKED, DIFFUSION = "ancestral", "masked", "diffusion"
+ANCESTRAL_OPTIONS = CHOICE
 MASKED_OPTIONS = ("remasking", "block_size", *CHOICE)
 SCHEDULERS = {scheduler.__name__: scheduler for scheduler in schedulers.SCHEDULERS}
 METHODS = {
@@ -87,7 +88,7 @@ class Sampling:
         steps = self.num_inference_steps
         if self.scheduler is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             raise ValueError(f"`num_inference_steps` is {steps!r}; it must be an integer of at least 1.")
-        allowed = CHOICE if self.kind == ANCESTRAL else MASKED_OPTIONS
+        allowed = ANCESTRAL_OPTIONS if self.kind == ANCESTRAL else MASKED_OPTIONS
         if self.kind == DIFFUSION:
             parameters = inspect.signature(SCHEDULERS[self.scheduler].__init__).parameters
             allowed = [name for name in parameters if name != "self"]
