@@ -36,6 +36,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         pipeline = load_pipeline(args.checkpoint, "cpu")
         results = {}
+        if args.steps is not None and isinstance(pipeline, AutoregressivePipeline):
+            raise ValueError("An autoregressive model takes a step for every token; leave `--steps` out.")
         options = {} if args.steps is None else {"num_inference_steps": args.steps}
         if args.min_p is not None:
             options["min_p"] = args.min_p

@@ -73,7 +73,7 @@ class BucketTimeSampler(nn.Module):
         one.
         """
         bucket = self._bucket(t)
-        sums = torch.zeros(len(self.log_terms), dtype=torch.float64).index_add_(0, bucket.cpu(), term.double().cpu())
+        sums = torch.zeros(len(self.log_terms), dtype=torch.float64).index_add_(0, bucket.cpu(), term.cpu().double())
         means = sums / torch.bincount(bucket.cpu(), minlength=len(self.log_terms))
         self.log_terms.copy_(torch.log(means + SMALLEST_TERM))
 

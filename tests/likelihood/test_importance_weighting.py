@@ -58,11 +58,13 @@ def test_importance_weighted_bound_of_an_untrained_model_is_above_the_truth(name
     assert excess.mean() > 4 * excess.std() / math.sqrt(128)
 
 
-def smooth_model(name):
+def smooth_model(name, **options):
     """Deformed by its network and with a volatility of its own, but without the fast oscillations in t of a random
     time embedding.
     """
-    model = make_model(name, prediction_type="categorical", decoder="gaussian", num_hidden_layers=1, delta=0.6)
+    model = make_model(
+        name, prediction_type="categorical", decoder="gaussian", num_hidden_layers=1, delta=0.6, **options
+    )
     process = model.forward_process
     silence(model.predictor.output, model.prediction.gate)
     if name == "nfdm":
@@ -100,6 +102,42 @@ def test_one_weight_approaches_the_exact_bound_as_the_steps_get_shorter(name):
     ]
     # The gap of order h: a quarter of the step, a quarter of the gap, at least roughly.
     assert gaps[1] < 0.4 * gaps[0] and gaps[2] < 0.4 * gaps[1]
+
+
+@pytest.mark.parametrize("clock", ["shared", "ramp:2", "random:2", "blocks:4"])
+@pytest.mark.parametrize("name", ["nfdm", "mulan"])
+def test_a_condition_is_not_counted(name, clock):
+    # Of independent tokens it says nothing about the others, so another one changes nothing.
+    model, _ = exact_model(name, predictor="two_stream", max_length=8, condition_length=2, clock=clock)
+    ids = torch.randint(VOCAB, (6, 8))
+    other = ids.clone()
+    other[:, 1:3] = (ids[:, 1:3] + 1) % VOCAB
+    one, two = (importance_weighted_bound(model, x, num_draws=2, num_steps=6) for x in (ids, other))
+    torch.testing.assert_close(one, two)
+    other[:, 3] = (ids[:, 3] + 1) % VOCAB
+    assert not torch.isclose(one, importance_weighted_bound(model, other, num_draws=2, num_steps=6)).any()
+
+
+@pytest.mark.parametrize("clock", ["shared", "ramp:2", "blocks:4"])
+def test_a_condition_is_read(clock):
+    model = make_model(
+        "nfdm", prediction_type="categorical", predictor="two_stream", max_length=8, condition_length=2, clock=clock
+    )
+    ids = torch.randint(VOCAB, (6, 8))
+    other = ids.clone()
+    other[:, 1:3] = (ids[:, 1:3] + 1) % VOCAB
+    one, two = (importance_weighted_bound(model, x, num_draws=2, num_steps=6) for x in (ids, other))
+    assert not torch.isclose(one, two).any()
+
+
+def test_one_weight_given_a_condition_has_the_mean_of_the_continuous_bound():
+    model, ids = smooth_model("nfdm", condition_length=2), make_ids(64)
+    continuous = estimate_likelihood(model, ids, num_draws=64, batch_size=64).nats_per_story
+    bounds = importance_weighted_bound(model, ids.repeat(8, 1), num_draws=1, num_steps=40, batch_size=512)
+    own_error = (bounds.view(8, 64).var(0).sum() / 8).sqrt().item() / 64
+    error = math.hypot(own_error, continuous.monte_carlo_error)
+    assert error < 0.02 * continuous.value
+    assert abs(bounds.mean().item() - continuous.value) < 3 * error
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -372,6 +372,11 @@ def test_what_a_model_was_not_trained_for_is_refused():
         other = make_model("nfdm", **{**TWO_STREAM, name: value})
         with pytest.raises(ValueError, match=f"`guidance_model` has `{name}` {value}, and the model"):
             plain(guidance_model=other, guidance_scale=2.0)
+    other = make_model("nfdm", torch.float32, **{**TWO_STREAM, "jumps": False})
+    assert plain(guidance_model=other, guidance_scale=2.0, generator=seeded(0)).texts
+    plain.scheduler = JumpScheduler()
+    with pytest.raises(ValueError, match="`guidance_model` has `jumps` False .* under JumpScheduler it must be"):
+        plain(guidance_model=other, guidance_scale=2.0)
     always = make_pipeline("nfdm", RefinementScheduler(), **{**CONDITIONAL, "condition_dropout": 0.0})
     with pytest.raises(ValueError, match="always trained with a condition"):
         always()

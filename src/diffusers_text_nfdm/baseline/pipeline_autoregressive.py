@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..checks import check_one_of
 from ..conditions import absent_placeholders
+from ..devices import wide_uniforms, widened
 from ..models import evaluation_mode
 from ..models.token_choice import check_cuts, draw_tokens, exclude
 from ..pipelines.hub import HubCheckpointMixin
@@ -130,9 +131,7 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         model, config, device = self.model, self.model.config, self._execution_device
         positions = config.max_length - 1
         # All numbers of a sample beforehand: how far the others of its batch get does not matter.
-        uniforms = torch.stack(
-            [torch.rand(positions, generator=g, device=g.device, dtype=torch.float64) for g in generators]
-        ).to(device)
+        uniforms = wide_uniforms(generators, positions, device)
         sequences = torch.full((len(generators), config.max_length), config.pad_token_id, device=device)
         sequences[:, 0] = config.bos_token_id
         ended, cache, calls = torch.zeros(len(generators), dtype=torch.bool, device=device), None, 0
@@ -144,7 +143,7 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         for position in range(begun - 1, positions):
             logits, cache = model.token_logits(sequences[:, read : position + 1], cache, use_cache=True)
             read = position + 1
-            logits = exclude(logits[:, -1:].double(), excluded)[:, 0]
+            logits = exclude(widened(logits[:, -1:]), excluded)[:, 0]
             tokens = draw_tokens(logits, uniforms[:, position], **choice)
             if known is not None:
                 tokens = torch.where(known[:, position + 1], given[:, position + 1], tokens)

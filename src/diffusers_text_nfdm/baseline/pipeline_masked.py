@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..checks import check_integers, check_one_of, is_number
 from ..conditions import absent_placeholders
+from ..devices import wide_uniforms, widened
 from ..models import evaluation_mode
 from ..models.token_choice import check_cuts, draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
@@ -183,22 +184,18 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
         model, length = self.model, text.shape[1]
         calls, clean = torch.zeros(len(text), dtype=torch.long, device=text.device), None
 
-        def draw() -> Tensor:
-            numbers = [torch.rand(size, generator=g, device=g.device, dtype=torch.float64) for g in generators]
-            return torch.stack(numbers).to(text.device)
-
         for block, num_steps in enumerate(steps):
             window = slice(block * size, (block + 1) * size)
             tokens, masked = text[:, window], hidden[:, window]
-            number, order = masked.sum(-1), draw()
+            number, order = masked.sum(-1), wide_uniforms(generators, size, text.device)
             for step in range(num_steps):
                 # Drawn even where nothing is shown, so that a sample does not depend on the others.
-                uniforms = draw()
+                uniforms = wide_uniforms(generators, size, text.device)
                 shown = number * (step + 1) // num_steps - number * step // num_steps
                 bar.update()
                 if not shown.any():
                     continue
-                logits = model.predict(tokens, masked, clean, size, window).without(excluded).logits.double()
+                logits = widened(model.predict(tokens, masked, clean, size, window).without(excluded).logits)
                 drawn = draw_tokens(logits, uniforms, **choice)
                 if remasking == "confidence":
                     order = torch.log_softmax(logits, -1).gather(-1, drawn[..., None])[..., 0]

@@ -75,7 +75,7 @@ def estimate_likelihood(
         if chars is not None:
             raise ValueError("`num_chars` is of whole texts; with `known` tokens leave it out.")
         tokens = None if tokens is None else unknown_tokens(known, tokens, model.config.condition_length)
-    share = None if known is None else known.double().mean()
+    share = None if known is None else known.cpu().double().mean()
     known = with_condition(known, input_ids, model.config.condition_length)
     check_draws(num_draws, seed)
     if time_sampler not in TIME_SAMPLERS:
@@ -155,7 +155,7 @@ def exact_likelihood(
                 values = model.clean_stream(batch, None, next_token=True)[1].sum(-1)
             else:
                 values = model(batch).bound
-            nats.append(values.double().cpu())
+            nats.append(values.cpu().double())
             bar.update(len(batch))
     protocol = {
         "quantity": "-log p(x), exact: every token after START counted, END included",
@@ -182,7 +182,7 @@ def moving_share(model: TextDiffusionModel, clock: Clock) -> float:
     draws.uniforms = (torch.arange(MOVING_TIMES, device=model.device) + 0.5).to(draws.uniforms) / MOVING_TIMES
     arguments = draws.uniforms[:, None], model.config.max_length, None, draws.order, None
     if not model.has_windows(clock):
-        return (clock.single_times(*arguments).rate > 0).any(-1).double().mean().item()
+        return (clock.single_times(*arguments).rate > 0).any(-1).cpu().double().mean().item()
     times, windows = clock.parallel_times(*arguments)
     moving = (times.rate > 0).long()
     starts = windows.starts.expand(moving.shape)
@@ -273,6 +273,6 @@ def _evaluate(
                         terms.prior.sum(-1),
                         terms.context,
                     ]
-                    halves[:, rows, half] += torch.stack(values).double().cpu() / strata
+                    halves[:, rows, half] += torch.stack(values).cpu().double() / strata
                     bar.update(len(batch))
     return halves

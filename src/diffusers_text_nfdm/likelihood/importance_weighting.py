@@ -9,9 +9,11 @@ from torch import Tensor
 
 from ..checks import as_token_ids, check_integers, check_seed
 from ..clocks import BatchClock, Clock
+from ..conditions import with_condition
 from ..forward_processes import ForwardProcess
 from ..models import TextDiffusionModel, evaluation_mode
 from ..networks.dual import Dual
+from ..objective import keep_known
 
 
 @torch.no_grad()
@@ -35,7 +37,8 @@ def importance_weighted_bound(
 
     and `p` the same with Ê in place of E. Tokens that do not move in a step are left out; the blocks of a text go side
     by side. The variance `v` of a step does not depend on x (`step_variance`), else every step would cost something
-    even as T -> ∞; so there K = 1 has the mean of the continuous bound. It costs K T predictor calls per text.
+    even as T -> ∞; so there K = 1 has the mean of the continuous bound. It costs K T predictor calls per text. A
+    condition is known: the bound is that of the text given it.
     """
     check_integers(1, num_draws=num_draws, num_steps=num_steps, batch_size=batch_size)
     check_seed(seed)
@@ -65,15 +68,19 @@ def _log_weight(
         context = mean + std * draws.context_noise
         log_weight = _log_ratio_to_standard(context, std, draws.context_noise).sum(-1)
     length = input_ids.shape[1]
-    batch_clock = BatchClock(clock, length, order=draws.order, in_windows=model.has_windows(clock))
+    known = with_condition(None, input_ids, model.config.condition_length)
+    unknown = torch.ones_like(input_ids, dtype=torch.bool) if known is None else ~known
+    batch_clock = BatchClock(clock, length, known, draws.order, in_windows=model.has_windows(clock))
     blocks = clock.fixed_windows(length, embeddings.device)
     clean = model.read_clean(input_ids)[1] if batch_clock.has_windows else None
     terminal = process.terminal_marginal(embeddings, context)
     z = terminal.sample(draws.noise)
-    log_weight = log_weight + _log_ratio_to_standard(z, terminal.std, draws.noise).sum((-1, -2))
+    log_ratios = _log_ratio_to_standard(z, terminal.std, draws.noise)
+    log_weight = log_weight + torch.where(unknown[..., None], log_ratios, 0).sum((-1, -2))
+    z = keep_known(known, process.initial_marginal(embeddings, context).mean, z)
 
     grid = torch.linspace(1, 0, num_steps + 1, device=z.device, dtype=z.dtype)[:, None].expand(-1, len(z))[..., None]
-    times = [batch_clock(u).value if blocks is None else u.expand(input_ids.shape) for u in grid]
+    times = [batch_clock(u).value if blocks is None else u * unknown for u in grid]
     for u, t, s in zip(grid, times, times[1:]):
         variance = step_variance(process, t, s, context)
         windows, window = blocks, None
@@ -81,16 +88,16 @@ def _log_weight(
             windows, window, *_ = batch_clock.step_windows(float(u[0]), t, s)
         step = z, t, s, variance, context, batch_clock.mixing
         q_mean = _step_mean(process, embeddings, *step)
-        prediction = model.denoise(z, t, context, clean, windows=windows, window=window)
-        p_mean = _step_mean(process, prediction.embeddings, *step)
+        prediction = model.denoise(z, t, context, clean, windows=windows, known=known, window=window)
+        p_mean = _step_mean(process, keep_known(known, embeddings, prediction.embeddings), *step)
         noise = torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
         # log N(z_s; p_mean, v) - log N(z_s; q_mean, v) at z_s = q_mean + sqrt(v) noise
         shift = (q_mean - p_mean) / variance.sqrt()
         moving = (t > s)[..., None]
         log_weight = log_weight - torch.where(moving, shift * noise + 0.5 * shift.square(), 0).sum((-1, -2))
         z = torch.where(moving, q_mean + variance.sqrt() * noise, z)
-    log_probabilities = torch.log_softmax(model.decode(z, context), dim=-1)
-    return log_weight + log_probabilities.gather(-1, input_ids[..., None])[..., 0].sum(-1)
+    log_probabilities = torch.log_softmax(model.decode(z, context), dim=-1).gather(-1, input_ids[..., None])[..., 0]
+    return log_weight + torch.where(unknown, log_probabilities, 0).sum(-1)
 
 
 def step_variance(process: ForwardProcess, t: Tensor, s: Tensor, context: Tensor | None = None) -> Tensor:

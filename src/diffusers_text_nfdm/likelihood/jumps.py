@@ -9,6 +9,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..checks import check_integers
+from ..devices import widened, widest_float
 from ..models import Prediction, TextDiffusionModel, evaluation_mode
 from ..models.token_choice import behind_end, draw_from, noise_of
 from ..networks.two_stream_predictor import TextCache
@@ -90,19 +91,20 @@ def jump_nats(
     """
     predictor, config, (n, length) = model.predictor, model.config, input_ids.shape
     start = 1 + config.condition_length
-    uniforms = torch.rand(n, length, generator=generator, device=input_ids.device, dtype=torch.float64)
+    device = input_ids.device
+    uniforms = torch.rand(n, length, generator=generator, device=device, dtype=widest_float(device))
     reader, cache = model.text_reader(uniforms[:, :1], 1), TextCache(predictor, num_calls * n, length)
     padding, nats = behind_end(input_ids, config.eos_token_id), uniforms.new_zeros(n)
-    calls = torch.arange(1, num_calls + 1, device=input_ids.device)[:, None]
-    positions = torch.arange(length, device=input_ids.device)
+    calls = torch.arange(1, num_calls + 1, device=device)[:, None]
+    positions = torch.arange(length, device=device)
     # Up to where each call draws what the one before it drew, as far as is known.
-    agrees = torch.full((num_calls, n), start, device=input_ids.device)
+    agrees = torch.full((num_calls, n), start, device=device)
     inputs = reader.token_inputs[input_ids[:, :start]].repeat(num_calls, 1, 1)
     for i in range(start, length):
         at = positions[i - inputs.shape[1] : i].expand(len(inputs), -1)
         states = predictor.read_on(inputs, at, cache)[:, -1]
         logits = Prediction(factors=model.next_token_factors(states)).logits
-        weights = torch.softmax(logits.double(), -1).unflatten(0, (num_calls, n))
+        weights = torch.softmax(widened(logits), -1).unflatten(0, (num_calls, n))
         token = input_ids[:, i]
         nats -= weights[-1].gather(-1, token[:, None])[:, 0].log().masked_fill(padding[:, i], 0)
         noise = noise_of(weights[-1], token, uniforms[:, i], model.token_order)

@@ -72,7 +72,7 @@ def masked_likelihood(
                     draws = model.draw(len(batch), generator)
                     draws.uniforms = (stratum + shifts) / strata
                     output = model(batch, given, size or model.config.max_length, draws)
-                    halves[rows, half] += output.bound.double().cpu() / strata
+                    halves[rows, half] += output.bound.cpu().double() / strata
                     bar.update(len(batch))
     protocol = {
         "quantity": "upper bound of -log p(x), any order, masks random, every token after START counted",
@@ -86,6 +86,6 @@ def masked_likelihood(
         "version": __version__,
     }
     if known is not None:
-        protocol["known"] = f"{known.double().mean():.1%} of the tokens are given, and not counted"
+        protocol["known"] = f"{known.cpu().double().mean():.1%} of the tokens are given, and not counted"
     positions = unknown_positions(known, input_ids, model.config.condition_length)
     return in_units({"masked": halves}, positions, tokens, chars, total, protocol)

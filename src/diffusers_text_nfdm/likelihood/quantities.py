@@ -104,7 +104,8 @@ def counts_of(name: str, counts: Tensor | Sequence[int] | None, texts: int) -> T
     if counts is None:
         return None
     try:
-        counts = torch.as_tensor(counts, dtype=torch.float64).cpu()
+        counts = counts.cpu() if isinstance(counts, Tensor) else counts
+        counts = torch.as_tensor(counts, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"`{name}` is {str(counts)[:60]!r}; it must hold a number for each text.") from error
     if counts.shape != (texts,) or not ((counts > 0) & counts.isfinite()).all():

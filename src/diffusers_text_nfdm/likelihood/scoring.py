@@ -67,7 +67,8 @@ def score_texts(
             batch, given = input_ids[rows].to(model.device), None if known is None else known[rows].to(model.device)
             if known is None and clock is None and (not diffusion or model.has_clean_stream):
                 nats = model.clean_stream(batch, None, True)[1].sum(-1) if diffusion else _exact(model, batch)
-                values.append(torch.stack([nats.double(), torch.zeros_like(nats, dtype=torch.float64)]).cpu())
+                nats = nats.cpu().double()
+                values.append(torch.stack([nats, torch.zeros_like(nats)]))
                 continue
             given = with_condition(given, batch, model.config.condition_length)
             together = max(1, batch_size // len(batch))
@@ -107,5 +108,5 @@ def _bounds(
         terms = bound(model, texts, times, draws, given, windows)
         nats = (terms.diffusion + terms.reconstruction + terms.prior).sum(-1) + terms.context
         values.append(nats.view(len(strata), len(batch)))
-    values = torch.cat(values).double().cpu()
+    values = torch.cat(values).cpu().double()
     return torch.stack([values.mean(0), values.std(0) / num_draws**0.5])

@@ -65,8 +65,8 @@ def fit_times(
                 drawn, _ = clock.parallel_times(u, model.config.max_length, given, draws.order)
                 u = drawn.value.expand(terms.shape)[:, ::block]
             weight = density(Dual(u, torch.ones_like(u))).rate
-            uniforms.append(u.flatten().double().cpu())
-            squares.append((terms.unflatten(1, (-1, block)).sum(-1) / weight).square().flatten().double().cpu())
+            uniforms.append(u.flatten().cpu().double())
+            squares.append((terms.unflatten(1, (-1, block)).sum(-1) / weight).square().flatten().cpu().double())
         interval = (torch.cat(uniforms) * num_intervals).long().clamp_max(num_intervals - 1)
         sums = torch.zeros(num_intervals, dtype=torch.float64).index_add_(0, interval, torch.cat(squares))
         counts = torch.bincount(interval, minlength=num_intervals).clamp_min(1)

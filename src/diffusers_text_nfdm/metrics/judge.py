@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from ..devices import widened
 from .texts import check_texts
 
 
@@ -132,7 +133,7 @@ class Judge:
             for batch, logits, lengths in self._forward(rows, "perplexity"):
                 ids = logits["input_ids"]
                 log_probabilities = torch.log_softmax(logits["logits"][:, :-1].float(), -1)
-                taken = log_probabilities.gather(-1, ids[:, 1:, None])[..., 0].double()
+                taken = widened(log_probabilities.gather(-1, ids[:, 1:, None])[..., 0])
                 real = torch.arange(1, ids.shape[1], device=ids.device) < lengths[:, None]
                 nats = -(taken * real).sum(-1)
                 self._store({new[i]: (nat, n - 1) for i, nat, n in zip(batch, nats.tolist(), lengths.tolist())})

@@ -17,7 +17,7 @@ def order_by_likeness(embeddings: Tensor) -> Tensor:
     A group of tokens is sorted along its direction of largest variance and cut at the widest gap; then each part is
     sorted in the same way.
     """
-    embeddings = embeddings.double().cpu()
+    embeddings = embeddings.cpu().double()
     groups, order = [torch.arange(len(embeddings))], []
     while groups:
         group = groups.pop()

@@ -76,7 +76,12 @@ def check_token_scheduler(
         )
 
 
-def check_guidance(config: TextDiffusionConfig, scale: float, weaker: TextDiffusionModel | None) -> None:
+def check_guidance(
+    config: TextDiffusionConfig,
+    scheduler: TextDiffusionScheduler | TokenScheduler,
+    scale: float,
+    weaker: TextDiffusionModel | None,
+) -> None:
     """Raise a ValueError for a guidance that cannot be."""
     if not is_number(scale) or not math.isfinite(scale) or scale <= 0:
         raise ValueError(f"`guidance_scale` is {scale!r}; it must be a number above 0.")
@@ -95,6 +100,10 @@ def check_guidance(config: TextDiffusionConfig, scale: float, weaker: TextDiffus
                 f"`guidance_model` has `{name}` {other!r}, and the model {own!r}; it must be a model of the same kind "
                 "and size."
             )
+    if weaker is not None and isinstance(scheduler, JumpScheduler) and not weaker.config.jumps:
+        raise ValueError(
+            "`guidance_model` has `jumps` False in its config; under JumpScheduler it must be a model that can jump."
+        )
     if scale == 1:
         if weaker is not None:
             raise ValueError("`guidance_model` has no effect with a `guidance_scale` of 1; give another one.")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..devices import wide_uniforms
 from ..models import Prediction, TextDiffusionModel
 from ..models.token_choice import behind_end, draw_from
 from ..networks.two_stream_predictor import Places
@@ -62,8 +63,7 @@ def write_verified(
         factors = model.next_token_factors(states[rows[:, None], after])
         logits = Prediction(factors=factors, excluded=excluded).logits
         draft = text[rows[:, None], written[:, None] + offsets[:-1]]
-        uniforms = [torch.rand(2 * size, generator=g, device=g.device, dtype=torch.float64) for g in generators]
-        verified_by, drafted_by = torch.stack(uniforms).to(device).split([size, size], dim=1)
+        verified_by, drafted_by = wide_uniforms(generators, 2 * size, device).split([size, size], dim=1)
         p = scheduler.probabilities(logits)
         if q is None:
             accepted, token = torch.zeros_like(written), draw_from(p[:, 0], verified_by[:, 0])

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..devices import widened
 from ..models import Prediction, TextDiffusionModel
 from ..models.token_choice import behind_end
 from ..schedulers import JumpScheduler
@@ -15,7 +16,7 @@ from ..schedulers import JumpScheduler
 
 def token_noise(latents: Tensor) -> Tensor:
     """The noise u in [0, 1] that decides each token, from latents at time 1: `Φ(z)` of their first coordinate."""
-    return torch.special.ndtr(latents[..., 0].double())
+    return torch.special.ndtr(widened(latents[..., 0]))
 
 
 def write_jumps(

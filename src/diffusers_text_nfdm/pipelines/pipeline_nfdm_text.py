@@ -204,7 +204,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             output_type="latent" if output_type == "latent" else None,
             callback_inputs=None if callback_on_step_end is None else callback_on_step_end_tensor_inputs,
         )
-        check_guidance(config, guidance_scale, guidance_model)
+        check_guidance(config, self.scheduler, guidance_scale, guidance_model)
         clock = self.model.clock(clock)
         warn_of_untrained(self.model.config, clock)
         if num_inference_steps is None and timesteps is None and not isinstance(self.scheduler, TokenScheduler):

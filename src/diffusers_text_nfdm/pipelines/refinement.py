@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..clocks import moving_window
+from ..devices import wide_uniforms, widened, widest_float
 from ..models import TextDiffusionModel
 from ..models.token_choice import draw_from
 from ..schedulers import RefinementScheduler
@@ -47,10 +48,9 @@ def write_refined(
         model, scheduler, many, context, max_calls, *of_texts, lambda *step: steps.append([x.clone() for x in step])
     )
     states, weight, bias = model.next_token_factors(model.read_clean(text)[0][:, :-1])
-    log_p = torch.log_softmax((states @ weight.T + bias).double(), -1).gather(-1, text[:, 1:, None])[..., 0].sum(-1)
+    log_p = torch.log_softmax(widened(states @ weight.T + bias), -1).gather(-1, text[:, 1:, None])[..., 0].sum(-1)
     weights = torch.softmax((log_p - log_q).view(-1, number), -1)
-    numbers = [torch.rand((), generator=g, device=g.device, dtype=torch.float64) for g in generators]
-    taken = draw_from(weights, torch.stack(numbers).to(weights.device))
+    taken = draw_from(weights, wide_uniforms(generators, (), weights.device))
     rows = torch.arange(len(generators), device=taken.device) * number + taken
     for step in steps:
         on_call(*(x[rows] for x in step))
@@ -83,7 +83,7 @@ def _write(
     if known is not None:
         text, settled = torch.where(known, given, text), settled | known
     calls, rows = torch.zeros(n, dtype=torch.long, device=device), (~settled).any(-1).nonzero()[:, 0]
-    log_q = torch.zeros(n, dtype=torch.float64, device=device)
+    log_q = torch.zeros(n, dtype=widest_float(device), device=device)
     kept = None
     while len(rows) and (max_calls is None or int(calls.max()) < max_calls):
         own, done = text[rows], settled[rows]
@@ -103,9 +103,7 @@ def _write(
             window=step.tokens,
             second_call=False,
         )
-        own_generators = [generators[row] for row in rows.tolist()]
-        numbers = [torch.rand(length, generator=g, device=g.device, dtype=torch.float64) for g in own_generators]
-        uniforms = torch.stack(numbers).to(device)
+        uniforms = wide_uniforms([generators[row] for row in rows.tolist()], length, device)
         in_window = ~done & (positions <= last)
         tokens, committed, log_probability = scheduler.step(
             prediction.without(own_excluded).logits, in_window[:, step.tokens], uniforms[:, step.tokens]

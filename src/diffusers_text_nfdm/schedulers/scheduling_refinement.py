@@ -10,6 +10,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
 from ..checks import is_number
+from ..devices import widened
 from ..models.token_choice import draw_from, token_probabilities
 from .token_scheduler import TokenScheduler
 
@@ -75,7 +76,7 @@ class RefinementScheduler(TokenScheduler):
         drawn_from = self.probabilities(logits)
         tokens = draw_from(drawn_from, uniforms)
         # What is cut off is not drawn, but it is doubt; and so it is where the most probable token is taken.
-        p = token_probabilities(logits.double(), self.config.temperature or 1.0)
+        p = token_probabilities(widened(logits), self.config.temperature or 1.0)
         entropy = torch.special.entr(p).sum(-1).masked_fill(~open_tokens, torch.inf)
         first = torch.zeros_like(open_tokens).scatter(1, open_tokens.long().argmax(1, keepdim=True), True)
         # The first costs nothing: it is the one by which the others are drawn too early.

@@ -6,6 +6,7 @@ import torch
 from diffusers import ConfigMixin, SchedulerMixin
 from torch import Tensor
 
+from ..devices import widened
 from ..models.token_choice import CHOICE, check_choice, draw_from, token_probabilities
 from .base import TextDiffusionScheduler
 
@@ -37,7 +38,7 @@ class TokenScheduler(SchedulerMixin, ConfigMixin):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The distribution that tokens are drawn from."""
-        return token_probabilities(logits.double(), **self._choice())
+        return token_probabilities(widened(logits), **self._choice())
 
     def draw_by_noise(self, logits: Tensor, noise: Tensor, order: Tensor) -> Tensor:
         """Tokens `(...)` from logits `(..., vocab)` by their noise `(...)`, in an order of token ids.
@@ -47,7 +48,7 @@ class TokenScheduler(SchedulerMixin, ConfigMixin):
         off: together they have the distribution `probabilities`. With another temperature than 1 noise and tokens
         agree less.
         """
-        whole = token_probabilities(logits.double(), self.config.temperature)
+        whole = token_probabilities(widened(logits), self.config.temperature)
         tokens = draw_from(whole, noise, order)
         if not self.config.min_p and self.config.top_k is None and self.config.top_p is None:
             return tokens
