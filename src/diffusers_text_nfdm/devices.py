@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-# As in diffusers' own schedulers.
+# As in the models of diffusers.
 WITHOUT_FLOAT64 = ("mps", "npu")
 
 
