@@ -48,10 +48,20 @@ runs:
 """
 
 
+def model_size(settings: dict) -> int:
+    """Parameters, with the words of the stories."""
+    config = CONFIGS[settings["model_type"]](vocab_size=420, max_length=64, **settings["model_config"])
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
+
+
 def test_every_run_of_the_plan_can_be_trained(study):
     plan = study.read_plan(study.PLAN)
     for settings in plan.values():
         TrainingArguments(**settings, output_dir="run")
+    # One size: what is changed is not how large a model is.
+    sizes = {name: model_size(settings) for name, settings in plan.items()}
+    assert max(sizes.values()) < 1.2 * min(sizes.values()), sizes
     assert {"ours-1", "ours-5", "ours-20", "masked-20", "autoregressive-20"} <= set(plan)
     assert plan["mulan-5"]["model_type"] == "mulan" and "delta" not in plan["mulan-5"]["model_config"]
 
