@@ -4,9 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModel
 
 from diffusers_text_nfdm.plots.frontier import plot_study
 from diffusers_text_nfdm.training import TrainingArguments
+from diffusers_text_nfdm.training.arguments import CONFIGS
 
 
 FOLDER = Path(__file__).parents[2] / "evaluation"
