@@ -9,11 +9,14 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from tqdm import tqdm
 
 from diffusers_text_nfdm import MarkovChainScheduler
 from diffusers_text_nfdm.stories import StoryGrammar
@@ -61,6 +64,8 @@ class Child:
             code = 70
             try:
                 os.setsid()
+                # Progress bars of all processes share a lock. A child that was killed may hold it for ever.
+                tqdm.set_lock(threading.RLock())
                 output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(output, 1)
                 os.dup2(output, 2)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hub_server import HubServer
 from safetensors.torch import load_file, save_file
+from tqdm import tqdm
 
 from torture import hub, memory, threads
 from torture.__main__ import KINDS, main, one_kind
@@ -97,6 +98,12 @@ def victim(tmp_path_factory):
     (folder / "processes-1").mkdir()
     made = Victim(Campaign(folder, seed=1, seconds=0), Tally("kills"), processes=1)
     return made
+
+
+def test_a_lock_of_progress_bars_that_was_never_released_stops_no_child(tmp_path):
+    with tqdm.get_lock():
+        child = Child(lambda: list(tqdm([1])) == [1] and 7, tmp_path / "log")
+        assert child.wait(60).code == 7
 
 
 def test_a_killed_run_is_resumed_and_another_weight_would_be_noticed(victim):
