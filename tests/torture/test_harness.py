@@ -101,9 +101,18 @@ def victim(tmp_path_factory):
 
 
 def test_a_lock_of_progress_bars_that_was_never_released_stops_no_child(tmp_path):
-    with tqdm.get_lock():
-        child = Child(lambda: list(tqdm([1])) == [1] and 7, tmp_path / "log")
-        assert child.wait(60).code == 7
+    def hold():
+        tqdm.get_lock().acquire()
+        print("held")
+        time.sleep(600)
+
+    tqdm.get_lock()
+    holder = Child(hold, tmp_path / "holder")
+    while "held" not in (tmp_path / "holder").read_text():
+        time.sleep(0.01)
+    holder.kill()
+    holder.wait(60)
+    assert Child(lambda: list(tqdm([1])) == [1] and 7, tmp_path / "log").wait(60).code == 7
 
 
 def test_a_killed_run_is_resumed_and_another_weight_would_be_noticed(victim):
