@@ -35,7 +35,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-demo: $(VENV)/.installed
-	$(PIP) -e ".[demo,test-page]"
+	$(PIP) -e ".[demo]"
+	@touch $@
+
+$(VENV)/.installed-test-page: $(VENV)/.installed-demo
+	$(PIP) -e ".[test-page]"
 	@touch $@
 
 # Accelerate gives a process one CPU thread unless told otherwise.
@@ -60,7 +64,7 @@ test: $(VENV)/.installed
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 
-test-page: $(VENV)/.installed-demo
+test-page: $(VENV)/.installed-test-page
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m page tests/examples/test_app.py
 
 # Direct dependencies at the lower bounds of setup.py. Only torch is that of .venv: an old one would come from PyPI with

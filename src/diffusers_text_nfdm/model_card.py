@@ -108,7 +108,7 @@ def _describe_diffusion(pipeline: NFDMTextPipeline, repo: str) -> dict[str, str]
     return {
         "kind": "text-diffusion",
         "usage": f"""```python
-# pip install diffusers_text_nfdm
+# In a clone of diffusers_text_nfdm: pip install -c constraints.txt -e .
 from diffusers_text_nfdm import NFDMTextPipeline
 
 pipe = NFDMTextPipeline.from_pretrained({json.dumps(repo)})
@@ -135,7 +135,7 @@ def _describe_autoregressive(pipeline: AutoregressivePipeline, repo: str) -> dic
     return {
         "kind": "autoregressive-baseline",
         "usage": f"""```python
-# pip install diffusers_text_nfdm
+# In a clone of diffusers_text_nfdm: pip install -c constraints.txt -e .
 from diffusers_text_nfdm import AutoregressivePipeline
 
 pipe = AutoregressivePipeline.from_pretrained({json.dumps(repo)})
@@ -153,7 +153,7 @@ def _describe_masked(pipeline: MaskedDiffusionPipeline, repo: str) -> dict[str, 
     return {
         "kind": "masked-diffusion-baseline",
         "usage": f"""```python
-# pip install diffusers_text_nfdm
+# In a clone of diffusers_text_nfdm: pip install -c constraints.txt -e .
 from diffusers_text_nfdm import MaskedDiffusionPipeline
 
 pipe = MaskedDiffusionPipeline.from_pretrained({json.dumps(repo)})

@@ -33,7 +33,7 @@ def check_format(checkpoint_format: int) -> None:
     if checkpoint_format > CHECKPOINT_FORMAT:
         raise ValueError(
             f"`checkpoint_format` is {checkpoint_format}; this version of diffusers_text_nfdm reads formats up to "
-            f"{CHECKPOINT_FORMAT}. Upgrade it: `pip install -U diffusers_text_nfdm`."
+            f"{CHECKPOINT_FORMAT}. Upgrade it."
         )
 
 
