@@ -209,7 +209,7 @@ def train_once(arguments: TrainingArguments, run: Path) -> dict | None:
     summary_file, settings_file = run / "summary.json", run / "training_arguments.json"
     if summary_file.is_file():
         differences = arguments.differences(json.loads(settings_file.read_text(encoding="utf-8")))
-        # What `accelerate` decided is recorded in its place.
+        # What `accelerate` or the device decided is recorded in its place.
         differences = [line for line in differences if not line.startswith("mixed_precision:")]
         if differences:
             raise ValueError(

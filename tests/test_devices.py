@@ -1,4 +1,4 @@
-"""What runs on a device without float64, such as Apple's MPS, shown on the CPU."""
+"""What runs on a device without float64, such as Apple's MPS, shown on the CPU; which devices multiply bfloat16."""
 
 import pytest
 import torch
@@ -166,3 +166,21 @@ def test_float64_where_there_is_one(monkeypatch, device):
     monkeypatch.undo()
     assert devices.widest_float(device) == torch.float64
     assert devices.widest_float("mps") == devices.widest_float(torch.device("mps", 0)) == torch.float32
+
+
+@pytest.mark.parametrize("capability", ["avx512_bf16", "amx_bf16", "avx512_f", None])
+def test_cpus_that_multiply_bfloat16_say_so(monkeypatch, capability):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True, "avx2": True}, raising=False)
+    assert devices.multiplies_bfloat16("cpu") == (capability in ("avx512_bf16", "amx_bf16"))
+    # Of a release of PyTorch that cannot tell.
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert not devices.multiplies_bfloat16("cpu")
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_gpus_that_emulate_bfloat16_do_not_count(monkeypatch, native):
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native
+    )
+    assert devices.multiplies_bfloat16("cuda:1") == native
+    assert not devices.multiplies_bfloat16("mps")

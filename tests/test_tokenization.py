@@ -136,10 +136,14 @@ def test_splitting_agrees_with_its_offsets(text):
 def test_time_is_linear_in_the_length_of_a_chunk(unit, longest):
     """Four times the text takes sixteen times as long where the time is quadratic."""
 
-    def seconds(length):
+    def once(length):
         begin = time.process_time()
         split((unit * length)[:length])
         return time.process_time() - begin
+
+    def seconds(length):
+        # The least of three: a garbage collection may fall into one.
+        return min(once(length) for _ in range(3))
 
     assert seconds(longest) < 8 * seconds(longest // 4) + 0.2
 

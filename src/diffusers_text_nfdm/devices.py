@@ -1,4 +1,4 @@
-"""How exact numbers can be on a device."""
+"""How exact numbers can be on a device, and how coarse they may be."""
 
 from __future__ import annotations
 
@@ -20,6 +20,20 @@ def widest_float(device: str | torch.device) -> torch.dtype:
 def widened(values: Tensor) -> Tensor:
     """The values in the widest type of their device."""
     return values.to(widest_float(values.device))
+
+
+def multiplies_bfloat16(device: str | torch.device) -> bool:
+    """Whether products in bfloat16 are fast on this device: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX.
+
+    Others emulate them, which is slower than float32, or are not known to have them.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):
+        capabilities = torch.cpu.get_capabilities()
+        return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    return False
 
 
 def wide_uniforms(

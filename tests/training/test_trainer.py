@@ -426,6 +426,23 @@ def test_ways_to_train(options, data, tmp_path):
         assert losses.tolist() == pytest.approx(steps(tmp_path / "plain", "train/loss"), rel=tolerance)
 
 
+@pytest.mark.parametrize(("multiplies", "precision"), [(True, "bf16"), (False, "no")])
+def test_the_device_may_decide_the_precision(multiplies, precision, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_module, "multiplies_bfloat16", lambda device: multiplies)
+    train(arguments(data, tmp_path / "run", max_steps=1, mixed_precision="auto"))
+    trainer_module.Accelerator().state._reset_state(reset_partial_state=True)
+    assert json.loads((tmp_path / "run" / "training_arguments.json").read_text())["mixed_precision"] == precision
+    train(arguments(data, tmp_path / "same", max_steps=1, mixed_precision=precision))
+    assert steps(tmp_path / "run", "train/loss") == steps(tmp_path / "same", "train/loss")
+
+
+def test_a_run_has_its_own_precision_whatever_ran_before(data, tmp_path):
+    for number, precision in enumerate([None, "bf16", None, "no"]):
+        train(arguments(data, tmp_path / str(number), max_steps=1, mixed_precision=precision))
+    losses = [steps(tmp_path / str(number), "train/loss") for number in range(4)]
+    assert losses[0] == losses[2] == losses[3] != losses[1]
+
+
 def test_streams_are_resumed_too(data, tmp_path):
     options = {"streaming": True, "max_steps": 6, "evaluate_every": 6, "evaluation_texts": 20}
     train(arguments(data, tmp_path / "whole", **options))

@@ -216,7 +216,9 @@ class TrainingArguments:
         0, "optimisation", "steps over which the weight of MuLAN's context divergence grows to 1"
     )
     mixed_precision: str | None = setting(
-        None, "optimisation", "no, fp16 or bf16; by default what `accelerate launch` was told"
+        None,
+        "optimisation",
+        "no, fp16, bf16, or auto: bf16 where the device multiplies it; by default what `accelerate launch` was told",
     )
     gradient_checkpointing: bool = setting(
         False, "optimisation", "recompute the predictor's activations to save memory"
@@ -273,7 +275,7 @@ class TrainingArguments:
 
     def _check(self) -> None:
         if self.mixed_precision is not None:
-            check_one_of("mixed_precision", self.mixed_precision, ("no", "fp16", "bf16"))
+            check_one_of("mixed_precision", self.mixed_precision, ("no", "fp16", "bf16", "auto"))
         check_one_of("report_to", self.report_to, TRACKERS)
         check_one_of("scheduler", self.scheduler, SCHEDULERS)
         positive = (

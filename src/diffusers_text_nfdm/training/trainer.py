@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.tracking import filter_trackers, get_available_trackers
 from accelerate.utils import DistributedType, broadcast_object_list, set_seed
 from safetensors import SafetensorError
@@ -24,6 +26,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..conditions import drop_condition
+from ..devices import multiplies_bfloat16
 from ..files import write_file, writing
 from ..likelihood import LikelihoodEstimate, estimate_likelihood
 from ..networks.compilation import compile_layers
@@ -68,7 +71,7 @@ class Trainer:
     def __init__(self, arguments: TrainingArguments):
         arguments.check_data()
         self.accelerator = self._accelerator(arguments)
-        # What `accelerate launch` decided is part of the run's settings.
+        # What `accelerate launch` or the device decided is part of the run's settings.
         self.arguments = dataclasses.replace(arguments, mixed_precision=self.accelerator.mixed_precision)
         self.family = model_family(self.arguments)
         self.run, self.checkpoint = self._main_first(lambda: open_run(self.arguments, "run"), share=True)
@@ -104,8 +107,14 @@ class Trainer:
             )
         # Steps on the cross-entropy and on jumps train the predictor alone.
         unused = arguments.cross_entropy_steps > 0 or bool(arguments.jump_clocks)
+        precision = arguments.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        if precision == "auto":
+            precision = "bf16" if multiplies_bfloat16(PartialState().device) else "no"
+        if AcceleratorState._shared_state and AcceleratorState().mixed_precision != precision:
+            # That of a run before this one, in the same process, which Accelerate would keep.
+            AcceleratorState._reset_state()
         accelerator = Accelerator(
-            mixed_precision=arguments.mixed_precision,
+            mixed_precision=precision,
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=unused)],
         )
         check_combination(
