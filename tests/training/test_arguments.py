@@ -88,6 +88,14 @@ def test_another_length_needs_no_other_setting(recipe):
     assert parse_arguments(["--config", recipe, "--max_length", "80"]).max_length == 80
 
 
+@pytest.mark.parametrize("mixture", ["clocks", "jump_clocks"])
+def test_a_share_of_zero_takes_a_part_out_of_a_mixture(mixture):
+    shares = getattr(TrainingArguments.from_config(), mixture)
+    (gone, share), (grown, own), *others = shares.items()
+    arguments = parse_arguments([f"--{mixture}", f"{gone}=0", f"{grown}={share + own}"])
+    assert getattr(arguments, mixture) == {grown: share + own, **dict(others)}
+
+
 def test_unknown_key_of_a_file_is_refused_with_a_suggestion(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text("lerning_rate: 1.0e-3\n")

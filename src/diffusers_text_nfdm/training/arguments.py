@@ -42,6 +42,8 @@ NOT_HERE = {
 # How baselines are sampled from.
 KINDS_OF_BASELINES = {AutoregressiveConfig.model_type: ANCESTRAL, MaskedDiffusionConfig.model_type: MASKED}
 SCHEDULERS = tuple(scheduler.__name__ for scheduler in schedulers.SCHEDULERS)
+# Settings that are shares.
+MIXTURES = ("clocks", "jump_clocks", "known_texts")
 TRACKERS = ("none", "tensorboard", "wandb", "trackio", "all")
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 FREE_ON_RESUME = (
@@ -176,8 +178,8 @@ class TrainingArguments:
     clocks: dict = setting(
         {},
         "optimisation",
-        "mixture of the clocks that training follows, as clock=share, such as shared=0.5 blocks:8=0.5; by default "
-        "the model's own",
+        "mixture of the clocks that training follows, as clock=share, such as shared=0.5 blocks:8=0.5; a share "
+        "of 0 takes one out of the recipe's; by default the model's own",
     )
     known_texts: dict = setting(
         {},
@@ -483,10 +485,14 @@ class TrainingArguments:
 
     @classmethod
     def from_config(cls, name_or_path: str = DEFAULT_RECIPE, **overrides: Any) -> TrainingArguments:
-        """The settings of a recipe or a YAML file, with some overridden."""
+        """The settings of a recipe or a YAML file, some of them overridden. A share of 0 leaves a mixture."""
         values = read_config(name_or_path, [f.name for f in dataclasses.fields(cls)])
         for key, value in overrides.items():
-            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+            if isinstance(value, dict):
+                value = {**values.get(key, {}), **value}
+                if key in MIXTURES:
+                    value = {part: share for part, share in value.items() if share != 0}
+            values[key] = value
         return cls(**values)
 
 
