@@ -8,11 +8,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import datasets
-from datasets import Dataset, DatasetDict, Features, IterableDataset, IterableDatasetDict, List, Value
-from datasets.fingerprint import Hasher
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
@@ -23,10 +20,16 @@ from .text_files import SPLIT_NAMES, check_column, held_out_size, load_files, lo
 from .tokenization import special_ids
 
 
+# `datasets` is imported where it is used: sampling and `--help` do not wait for it.
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+
+    AnyDataset = Dataset | IterableDataset
+    AnyDatasetDict = DatasetDict | IterableDatasetDict
+
+
 logger = logging.getLogger(__name__)
 
-AnyDataset = Dataset | IterableDataset
-AnyDatasetDict = DatasetDict | IterableDatasetDict
 OnTooLong = Literal["truncate", "drop", "error"]
 
 
@@ -80,6 +83,8 @@ def load_text_dataset(
         stories = load_stories(seed=seed, conditions=condition_column is not None)
         if not streaming:
             return stories
+        from datasets import IterableDatasetDict
+
         return IterableDatasetDict({name: split.to_iterable_dataset() for name, split in stories.items()})
     if files is not None:
         return load_files(files, columns, streaming, validation_fraction, seed)
@@ -94,6 +99,8 @@ def _load_hub(
     validation_fraction: float,
     seed: int,
 ) -> AnyDatasetDict:
+    import datasets
+
     try:
         validate_repo_id(name)
     except HFValidationError as error:
@@ -118,10 +125,10 @@ def _load_hub(
             {column: new for new, column in columns.items() if new != column}
         )
     if streaming:
-        return IterableDatasetDict(splits)
+        return datasets.IterableDatasetDict(splits)
     if "train" in splits and "validation" not in splits and validation_fraction > 0:
         splits |= _hold_out(splits["train"], validation_fraction, seed, f"The Hub dataset {name}")
-    return DatasetDict(splits)
+    return datasets.DatasetDict(splits)
 
 
 def _hold_out(train: Dataset, fraction: float, seed: int, origin: str) -> dict[str, Dataset]:
@@ -187,6 +194,8 @@ def prepare_dataset(
     Blank texts are dropped. Returns the prepared data, of the kind it was given, and a report (one for each split;
     None when streaming). The same text and tokenizer are read from the cache of `datasets` the next time.
     """
+    from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, Value
+
     special = special_ids(tokenizer)
     if not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < 3:
         raise ValueError(f"max_length is {max_length!r}, but START, a token and END need at least 3.")
@@ -226,6 +235,10 @@ def prepare_dataset(
 def _encode_split(
     split: AnyDataset, name: str, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> AnyDataset:
+    import datasets
+    from datasets import Features, List, Value
+    from datasets.fingerprint import Hasher
+
     arguments = {
         "batched": True,
         "with_indices": True,
@@ -241,7 +254,7 @@ def _encode_split(
             }
         ),
     }
-    if isinstance(split, IterableDataset):
+    if isinstance(split, datasets.IterableDataset):
         return split.map(_encode_batch, **arguments)
     # The library's own fingerprint would take in the tokenizer's padding state, which each call alters.
     fingerprint = Hasher.hash([split._fingerprint, _tokenizer_state(tokenizer), sorted(options.items()), _ENCODING])
@@ -256,6 +269,8 @@ _ENCODING = 1  # part of the cache key: raised whenever `_encode_batch` gives ot
 
 
 def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
+    from datasets.fingerprint import Hasher
+
     if not tokenizer.is_fast:
         return Hasher.hash(tokenizer)
     state = json.loads(tokenizer.backend_tokenizer.to_str())

@@ -11,10 +11,11 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset, DatasetDict, Features, IterableDataset, IterableDatasetDict, NamedSplit, Value
-from datasets.fingerprint import Hasher
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict, IterableDatasetDict
 
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,9 @@ def load_files(
     `columns` gives each column of the dataset, `text` and perhaps `condition`, its name in the files. No condition of
     the texts held out is one of the others.
     """
+    from datasets import Dataset, DatasetDict, Features, IterableDataset, IterableDatasetDict, NamedSplit, Value
+    from datasets.fingerprint import Hasher
+
     counts, digests, groups = {}, {}, {}
     for name, paths in files.items():
         digest = hashlib.sha256()

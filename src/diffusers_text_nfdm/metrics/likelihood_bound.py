@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from datasets import Dataset
-
 from ..data import prepare_dataset
 from ..likelihood import UNITS, LikelihoodEstimate, estimate_likelihood, exact_likelihood, masked_likelihood
 from .checkpoint import pipeline_kind
@@ -30,6 +28,8 @@ def bound(
         num_draws, seed: of times and noise, or of masks, per text; the exact likelihood of an autoregressive
             model needs none.
     """
+    from datasets import Dataset
+
     dataset = Dataset.from_dict({"text": check_texts(texts, "texts")})
     rows = prepare_dataset(dataset, pipeline.tokenizer, pipeline.model.config.max_length)[0][:]
     options = {"batch_size": batch_size, "progress": progress}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..data import load_text_dataset, prepare_dataset
@@ -101,6 +100,8 @@ def load_real_texts(
 
 def round_trip(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[str]:
     """Texts as the tokenizer would write them back: cut at `max_length`, with UNK where a word is unknown."""
+    from datasets import Dataset
+
     rows = prepare_dataset(Dataset.from_dict({"text": list(texts)}), tokenizer, max_length)[0]
     return [tokenizer.decode(content_ids(ids, tokenizer)) for ids in rows["input_ids"][:].tolist()]
 

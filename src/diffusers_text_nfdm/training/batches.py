@@ -7,13 +7,16 @@ step needs to know nothing else to go on where it stopped.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from datasets import Dataset, IterableDataset
-from datasets.distributed import split_dataset_by_node
 from torch import Tensor
 from torch.utils.data import DataLoader
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
 
 
 class Partition:
@@ -73,6 +76,8 @@ def training_batches(
     dataset: Dataset | IterableDataset, partition: Partition, seed: int, start_step: int = 0, workers: int = 0
 ) -> Iterator[Tensor]:
     """Endless token ids `(part_size, max_length)` for this process, part after part, beginning at `start_step`."""
+    from datasets import IterableDataset
+
     if isinstance(dataset, IterableDataset):
         return _streamed_batches(dataset, partition, seed, start_step)
     if len(dataset) < partition.batch_size:
@@ -92,6 +97,8 @@ def training_batches(
 
 def _streamed_batches(dataset: IterableDataset, partition: Partition, seed: int, start_step: int) -> Iterator[Tensor]:
     """A stream is sharded by process, so its batches depend on the number of processes."""
+    from datasets.distributed import split_dataset_by_node
+
     shard = split_dataset_by_node(dataset, rank=partition.process, world_size=partition.num_processes)
     shard = shard.shuffle(seed=seed, buffer_size=10_000)
     skip = start_step * partition.accumulation_steps * partition.part_size

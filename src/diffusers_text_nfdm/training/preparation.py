@@ -6,9 +6,9 @@ import hashlib
 import itertools
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from datasets import Dataset
 from transformers import AddedToken, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..baseline import AutoregressiveModel, MaskedDiffusionConfig, MaskedDiffusionModel
@@ -29,6 +29,10 @@ from ..networks.cooccurrence import cooccurrence_embeddings
 from ..subwords import train_subword_tokenizer
 from ..tokenization import WordTokenizer, forget_origin, special_ids
 from .arguments import CONFIGS, TrainingArguments
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 MODELS = {
