@@ -1,7 +1,7 @@
 """Neural Flow Diffusion Models for text, as Hugging Face models, schedulers and pipelines."""
 
-# All is imported at once, not at the first use of a name: `import diffusers_text_nfdm` alone makes our classes known to
-# `AutoModel` and `DiffusionPipeline`.
+# All is imported at once, not at the first use of a name: `import diffusers_text_nfdm` alone makes our classes known
+# to `AutoModel` and `DiffusionPipeline`.
 # The loader of diffusers looks for these base classes in the module that model_index.json names, which is this one.
 from diffusers import SchedulerMixin  # noqa: F401
 from transformers import PreTrainedModel, PreTrainedTokenizerFast  # noqa: F401

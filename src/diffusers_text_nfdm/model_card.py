@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from huggingface_hub import EvalResult, ModelCard
 from transformers import PreTrainedConfig
 
+from .files import file_digest
 from .schedulers import TokenScheduler
 
 
@@ -224,6 +225,39 @@ def write_model_card(
     )
     path.write_text(card, encoding="utf-8")
     return path
+
+
+def keep_model_card(
+    pipeline: NFDMTextPipeline | AutoregressivePipeline | MaskedDiffusionPipeline,
+    folder: str | Path,
+    *,
+    repo: str | None = None,
+) -> None:
+    """Give a saved pipeline the card of the one that its model was loaded from, if the weights are still the same.
+
+    A card that is already in the folder stays. The card that came along changes in two places: its code loads `repo`,
+    and it says where the scheduler is another one.
+    """
+    source, path = Path(pipeline.model.name_or_path), Path(folder) / "README.md"
+    origin = source.parent
+    came_along = (origin / "model_index.json").is_file() and (origin / "README.md").is_file()
+    if path.exists() or not came_along or _weights(source) != _weights(path.parent / "model"):
+        return
+    card = (origin / "README.md").read_text(encoding="utf-8")
+    if repo is not None:
+        card = re.sub(r'(?<=Pipeline\.from_pretrained\()"[^"\n]*"', lambda _: json.dumps(repo), card)
+    old, new = (
+        json.loads((place / "model_index.json").read_text(encoding="utf-8")).get("scheduler")
+        for place in (origin, path.parent)
+    )
+    if old != new:
+        card += f"\nThe scheduler of this copy is `{new[1]}`. What the card says of samples is of `{old[1]}`.\n"
+    path.write_text(card, encoding="utf-8")
+
+
+def _weights(folder: Path) -> dict[str, str]:
+    """Checksums of the weights in a folder, by file."""
+    return {path.name: file_digest(path) for path in folder.glob("*.safetensors")}
 
 
 def update_model_index(path: str | Path, model: str, dataset: str, results: Sequence[tuple[str, str, float]]) -> None:

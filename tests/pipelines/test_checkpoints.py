@@ -21,6 +21,7 @@ from diffusers_text_nfdm import (
     WordTokenizer,
 )
 from diffusers_text_nfdm.metrics.checkpoint import load_pipeline
+from diffusers_text_nfdm.model_card import UNKNOWN, write_model_card
 
 
 COMPONENTS = ("model", "scheduler", "tokenizer")
@@ -113,6 +114,25 @@ def test_weights_may_be_loaded_in_bfloat16(name, tmp_path):
         latents = pipe(generator=seeded(0), output_type="latent", **STEPS).latents
         assert latents.dtype == torch.float32 and torch.isfinite(latents).all()
     assert len(pipe(**STEPS).texts) == 4
+
+
+def test_a_loaded_pipeline_takes_its_card_along_unless_its_weights_change(copy, tmp_path):
+    write_model_card(load(copy), copy, data="Tales.", results="| nats | 1.5 |")
+    card = (copy / "README.md").read_text()
+    pipe = load(copy)
+    pipe.save_pretrained(tmp_path / "same")
+    assert (tmp_path / "same" / "README.md").read_text() == card
+    pipe.save_pretrained(tmp_path / "named", repo_id="user/tiny")
+    assert (tmp_path / "named" / "README.md").read_text() == card.replace("path/or/repo", "user/tiny")
+    pipe.scheduler = MarkovChainScheduler.from_config(pipe.scheduler.config)
+    pipe.save_pretrained(tmp_path / "other")
+    note = "The scheduler of this copy is `MarkovChainScheduler`. What the card says of samples is of"
+    assert (tmp_path / "other" / "README.md").read_text() == f"{card}\n{note} `ReverseSDEScheduler`.\n"
+    with torch.no_grad():
+        next(pipe.model.parameters()).add_(0.1)
+    pipe.save_pretrained(tmp_path / "changed")
+    changed = (tmp_path / "changed" / "README.md").read_text()
+    assert "Tales." not in changed and "| nats | 1.5 |" not in changed and UNKNOWN in changed
 
 
 def test_saving_twice_into_a_folder_keeps_its_card(copy):

@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError
 
 from ..files import file_digest, git_digest, write_file, writing
-from ..model_card import write_model_card
+from ..model_card import keep_model_card, write_model_card
 from ..tokenization import forget_origin
 
 
@@ -236,7 +236,10 @@ class HubCheckpointMixin:
     def save_pretrained(
         self, save_directory, *, push_to_hub: bool = False, repo_id: str | None = None, **kwargs: Any
     ) -> None:
-        """Write components, model_index.json and, where there is none yet, a model card, which names `repo_id`."""
+        """Write components, model_index.json and, where there is none yet, a model card, which names `repo_id`.
+
+        The card is that of the checkpoint that the pipeline was loaded from, as long as its weights are the same.
+        """
         hub_arguments = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
         if hub_arguments and not push_to_hub:
             raise ValueError(f"{', '.join(sorted(hub_arguments))} only matter with `push_to_hub=True`.")
@@ -251,6 +254,7 @@ class HubCheckpointMixin:
             index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
             index.pop("_name_or_path", None)
             write_file(folder / "model_index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
+            keep_model_card(self, folder, repo=repo_id)
             write_model_card(self, folder, repo=repo_id)
         if push_to_hub:
             upload_pipeline(folder, repo_id, **hub_arguments)
