@@ -92,6 +92,14 @@ def test_a_run_that_was_killed_before_it_removed_a_checkpoint_removes_it_when_it
     assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint-00000008"]
 
 
+def test_evaluations_share_their_draws_so_that_the_weights_alone_move_the_bound(data, tmp_path):
+    rates = dict.fromkeys(("learning_rate", "muon_learning_rate", "time_sampler_learning_rate"), 1e-30)
+    run = tmp_path / "run"
+    train(arguments(data, run, max_steps=3, evaluate_every=1, num_samples=0, final_samples=1, **rates))
+    bounds = steps(run, "validation/bound")
+    assert len(bounds) == 4 and bounds == pytest.approx([bounds[0]] * 4, rel=1e-6)
+
+
 def test_accumulation_changes_nothing(data, tmp_path):
     for accumulation in (1, 4):
         options = {"gradient_accumulation_steps": accumulation, "final_samples": 1, "evaluate_every": 8}

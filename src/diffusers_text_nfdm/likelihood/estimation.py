@@ -6,7 +6,7 @@ Times and noise are random, every unknown position is counted, and every figure 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ..checks import as_token_ids, check_integers, check_seed
 from ..clocks import Clock, Density, check_known
 from ..conditions import with_condition
-from ..models import TERMS, TextDiffusionModel, evaluation_mode
+from ..models import TERMS, Draws, TextDiffusionModel, evaluation_mode
 from ..objective import bound
 from ..version import __version__
 from .control_variate import lone_token_residual
@@ -97,7 +97,8 @@ def estimate_likelihood(
         if time_sampler == "pilot":
             density, pilot_evaluations = fit_times(model, clock, input_ids, known, batch_size, generator)
             evaluations += pilot_evaluations
-        halves = _evaluate(model, clock, input_ids, known, density, num_draws // 2, batch_size, generator, progress)
+        draws = stratified_draws(model, input_ids, known, num_draws, batch_size, generator, progress)
+        halves = _evaluate(model, clock, draws, density, len(input_ids), num_draws)
 
     protocol = {
         "quantity": "upper bound of -log p(x), t random over [0, 1], noise standard normal, every position counted",
@@ -237,21 +238,18 @@ def unknown_tokens(known: Tensor, tokens: Tensor, condition_length: int = 0) -> 
     return unknown
 
 
-def _evaluate(
-    model: TextDiffusionModel,
-    clock: Clock,
+def stratified_draws(
+    model: TextDiffusionModel | MaskedDiffusionModel,
     input_ids: Tensor,
     known: Tensor | None,
-    density: Density | None,
-    strata: int,
+    num_draws: int,
     batch_size: int,
     generator: torch.Generator,
     progress: bool,
-) -> Tensor:
-    """The terms as `(terms, texts, halves)`; each half is the mean of its stratified draws."""
-    halves = torch.zeros(len(TERMS), len(input_ids), 2, dtype=torch.float64)
-    controlled = has_control_variate(model, clock)
-    with tqdm(total=2 * strata * len(input_ids), desc="likelihood", unit="eval", disable=not progress) as bar:
+) -> Iterator[tuple[slice, int, Tensor, Tensor | None, Draws]]:
+    """What an estimate evaluates: rows, half, ids, known tokens, and draws whose times are stratified in each half."""
+    strata = num_draws // 2
+    with tqdm(total=num_draws * len(input_ids), desc="likelihood", unit="eval", disable=not progress) as bar:
         for start in range(0, len(input_ids), batch_size):
             rows = slice(start, start + batch_size)
             batch = input_ids[rows].to(model.device)
@@ -261,18 +259,28 @@ def _evaluate(
                 for stratum in range(strata):
                     draws = model.draw(len(batch), generator)
                     draws.uniforms = (stratum + shifts) / strata
-                    times, windows = model.token_times(clock, draws, given, density)
-                    terms = bound(model, batch, times, draws, given, windows)
-                    diffusion = terms.diffusion
-                    if controlled:
-                        residual = lone_token_residual(model, batch, times, draws)
-                        diffusion = diffusion - (residual if given is None else residual.masked_fill(given, 0))
-                    values = [
-                        diffusion.sum(-1),
-                        terms.reconstruction.sum(-1),
-                        terms.prior.sum(-1),
-                        terms.context,
-                    ]
-                    halves[:, rows, half] += torch.stack(values).cpu().double() / strata
+                    yield rows, half, batch, given, draws
                     bar.update(len(batch))
+
+
+def _evaluate(
+    model: TextDiffusionModel,
+    clock: Clock,
+    evaluations: Iterator[tuple[slice, int, Tensor, Tensor | None, Draws]],
+    density: Density | None,
+    num_texts: int,
+    num_draws: int,
+) -> Tensor:
+    """The terms as `(terms, texts, halves)`; each half is the mean of its draws."""
+    halves = torch.zeros(len(TERMS), num_texts, 2, dtype=torch.float64)
+    controlled = has_control_variate(model, clock)
+    for rows, half, batch, given, draws in evaluations:
+        times, windows = model.token_times(clock, draws, given, density)
+        terms = bound(model, batch, times, draws, given, windows)
+        diffusion = terms.diffusion
+        if controlled:
+            residual = lone_token_residual(model, batch, times, draws)
+            diffusion = diffusion - (residual if given is None else residual.masked_fill(given, 0))
+        values = [diffusion.sum(-1), terms.reconstruction.sum(-1), terms.prior.sum(-1), terms.context]
+        halves[:, rows, half] += torch.stack(values).cpu().double() / (num_draws // 2)
     return halves

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..clocks import check_known
 from ..models import evaluation_mode
 from ..version import __version__
-from .estimation import check_draws, prepared_texts, unknown_positions, unknown_tokens
+from .estimation import check_draws, prepared_texts, stratified_draws, unknown_positions, unknown_tokens
 from .quantities import LikelihoodEstimate, in_units
 
 
@@ -58,22 +57,13 @@ def masked_likelihood(
         tokens = None if tokens is None else unknown_tokens(known, tokens, model.config.condition_length)
     check_draws(num_draws, seed)
 
-    generator, strata = torch.Generator(model.device).manual_seed(seed), num_draws // 2
+    generator = torch.Generator(model.device).manual_seed(seed)
     halves = torch.zeros(len(input_ids), 2, dtype=torch.float64)
-    total = num_draws * len(input_ids)
-    with evaluation_mode(model), tqdm(total=total, desc="likelihood", unit="eval", disable=not progress) as bar:
-        for start in range(0, len(input_ids), batch_size):
-            rows = slice(start, start + batch_size)
-            batch = input_ids[rows].to(model.device)
-            given = None if known is None else known[rows].to(model.device)
-            for half in range(2):
-                shifts = torch.rand(len(batch), generator=generator, device=model.device, dtype=model.latent_dtype)
-                for stratum in range(strata):
-                    draws = model.draw(len(batch), generator)
-                    draws.uniforms = (stratum + shifts) / strata
-                    output = model(batch, given, size or model.config.max_length, draws)
-                    halves[rows, half] += output.bound.cpu().double() / strata
-                    bar.update(len(batch))
+    with evaluation_mode(model):
+        evaluations = stratified_draws(model, input_ids, known, num_draws, batch_size, generator, progress)
+        for rows, half, batch, given, draws in evaluations:
+            output = model(batch, given, size or model.config.max_length, draws)
+            halves[rows, half] += output.bound.cpu().double() / (num_draws // 2)
     protocol = {
         "quantity": "upper bound of -log p(x), any order, masks random, every token after START counted",
         "blocks": "the whole text" if size is None else f"of {size} tokens",
@@ -88,4 +78,4 @@ def masked_likelihood(
     if known is not None:
         protocol["known"] = f"{known.cpu().double().mean():.1%} of the tokens are given, and not counted"
     positions = unknown_positions(known, input_ids, model.config.condition_length)
-    return in_units({"masked": halves}, positions, tokens, chars, total, protocol)
+    return in_units({"masked": halves}, positions, tokens, chars, num_draws * len(input_ids), protocol)
