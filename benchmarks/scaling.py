@@ -18,6 +18,7 @@ from sizes import SIZES
 
 from diffusers_text_nfdm import NFDMConfig, NFDMModel
 from diffusers_text_nfdm.networks import fused_dual
+from diffusers_text_nfdm.training.muon import COEFFICIENTS
 from diffusers_text_nfdm.training.optimization import trunk_matrices
 
 
@@ -26,7 +27,6 @@ PLAIN, WITH_RATE = 1 + 2, 2 * (1 + 2)
 # The same for attention, whose forward pass has two products of queries, keys and head_dim. Plain attention computes
 # the scores again in the backward pass; with a rate there are 6 products forward and 12 backward, and 3 of them again.
 ATTENTION, ATTENTION_WITH_RATE, ATTENTION_AGAIN = 2 + 5, 6 + 12, 3
-NEWTON_SCHULZ_STEPS = 5
 
 # A model of a billion parameters, and what it would be trained on.
 BILLION = {
@@ -106,7 +106,7 @@ def muon_operations(shapes: list[tuple[int, int]], processes: int = 1) -> int:
     total = 0
     for (rows, columns), count in Counter(tuple(sorted(shape)) for shape in shapes).items():
         share = math.ceil(count / processes)
-        total += share * NEWTON_SCHULZ_STEPS * (4 * rows**2 * columns + 2 * rows**3)
+        total += share * len(COEFFICIENTS) * (4 * rows**2 * columns + 2 * rows**3)
     return total
 
 
