@@ -24,6 +24,7 @@ from runs import (
     arguments,
     assert_close_weights,
     assert_same_run,
+    environment,
     finish,
     launch,
     metrics,
@@ -146,6 +147,33 @@ def test_two_processes_killed_and_resumed(config, tmp_path):
     finish(launch(config, "--output_dir", str(run), "--resume", "latest", processes=2))
     assert (run / "checkpoint-00000060" / "random_states_1.pkl").is_file(), "two processes must have run"
     assert_same_run(whole, run, STEPS)
+
+
+def torchrun(config, run):
+    """Two processes that torchrun starts again, up to twice, where one of them dies."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += ["--max_restarts", "2", str(SCRIPT), "--config", str(config), "--max_steps", "35"]
+    command += ["--output_dir", str(run), "--resume", "latest"]
+    # Else processes that are started again may find the addresses of those before them in torchrun's store, and wait.
+    env = environment(ACCELERATE_USE_CPU="true", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=env, start_new_session=True, **pipes)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_run_again_from_its_last_checkpoint_when_a_worker_dies(config, tmp_path):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    finish(torchrun(config, whole))
+    process = torchrun(config, run)
+    # The second dies before there is a checkpoint, and the first, which writes them, after there is one.
+    for step, rank in ((3, "1"), (17, "0")):
+        wait_for_step(process, run, step)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        next(worker for worker in workers if worker.environ().get("RANK") == rank).kill()
+    printed = finish(process)
+    assert "Resumed from" in printed and "checkpoint-000000" in printed
+    assert (run / "checkpoint-00000035" / "random_states_1.pkl").is_file(), "two processes must have run"
+    assert_same_run(whole, run, 35)
 
 
 def test_pushed_to_the_hub_with_its_card(config, tmp_path):
