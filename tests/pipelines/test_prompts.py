@@ -61,7 +61,7 @@ def test_words_outside_of_the_vocabulary_are_named_once():
         ({"prompt": "Tom saw a red fox . Tom saw"}, "takes 9 tokens with START and leaves none to write"),
         ({"prompt": f"Tom saw a red fox . Tom {MASK}"}, "takes 10 tokens with START and END; the model has 9"),
         ({"prompt": f"Tom saw a red fox . Tom {GAP}"}, "takes 10 tokens with START and END; the model has 9"),
-        ({"prompt": "Tom", "gen_length": 7}, "takes 10 tokens"),
+        ({"prompt": "Tom", "gen_length": 7}, "takes 10 tokens with START and END and the 7 of `gen_length`"),
         ({"prompt": f"{GAP} saw {GAP}"}, "has 2 gaps; one"),
         ({"prompt": f"Tom {MASK}", "gen_length": 2}, "`gen_length` is for a beginning"),
         ({"prompt": "Tom", "gen_length": 0}, "`gen_length` is 0; it must be an integer of at least 1"),

@@ -382,7 +382,8 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         if input_ids.ndim != 2 or not len(input_ids) or input_ids.shape[1] != length:
             raise ValueError(
                 f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (batch, {length}), with at least one "
-                "sequence: every one is padded to the model's `max_length`."
+                "sequence: every one is padded to the model's `max_length`, and a longer text cut to it, as "
+                "tokenizers do with `truncation=True`."
             )
         if known is not None:
             check_known(known, input_ids.shape)

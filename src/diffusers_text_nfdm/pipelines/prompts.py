@@ -92,6 +92,7 @@ def read_prompts(
         if tokens > room or (not closed and tokens == room):
             raise ValueError(
                 f"The prompt {prompt[:60]!r} takes {tokens} tokens with START{' and END' * closed}"
+                f"{'' if gen_length is None else f' and the {gen_length} of `gen_length`'}"
                 f"{'' if closed else ' and leaves none to write'}; the model has {room} positions."
             )
         lengths = range(1, min(max_gap_length, room - tokens + 1) + 1) if GAP in parts else [1]
