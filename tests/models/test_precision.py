@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import MODELS, PREDICTION_TYPES, at_rate_one, make_ids, make_model, seeded
+from tiny import MODELS, PREDICTION_TYPES, at_rate_one, make_ids, make_model, relative_error, seeded
 
 
 ENDS = [0.0, 1e-7, 1e-3, 0.5, 1 - 1e-3, 1 - 1e-7, 1.0]
@@ -80,3 +80,31 @@ def test_autocast_rounds_in_the_networks_only(name, kind, decoder):
     for term in ("reconstruction", "diffusion"):
         expected, actual = (results[precision][term] for precision in PRECISIONS[::2])
         torch.testing.assert_close(actual.mean(), expected.mean(), rtol=0.01, atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"next_token_weight": 0.5}, {"cross_entropy": True}], ids=str)
+@pytest.mark.parametrize("clock", ["ramp:8", "shared"])
+def test_gradients_of_a_two_stream_step_are_those_of_float32_up_to_bfloat16(clock, options):
+    model = make_model(
+        "nfdm",
+        torch.float32,
+        vocab_size=50,
+        max_length=24,
+        hidden_size=64,
+        intermediate_size=128,
+        predictor="two_stream",
+        prediction_type="categorical",
+        decoder="gaussian",
+    )
+    ids, draws = torch.randint(50, (16, 24), generator=seeded(1)), model.draw(16, seeded(0))
+    gradients = []
+    for enabled in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = model(ids, clock=clock, draws=draws, **options).loss
+        loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    expected, rounded = gradients
+    # A number is off by up to 2^-9 of itself, and a gradient passes some tens of roundings.
+    assert 1e-4 < relative_error(rounded, expected) < 0.03
+    assert torch.cosine_similarity(rounded, expected, dim=0) > 0.999
