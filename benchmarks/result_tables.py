@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import long_texts
 from memory import growth
 
 
@@ -72,6 +73,24 @@ def memory(results: dict[str, list[dict]]) -> str:
         f"{table}\n\nFrom length {lengths[0]['value']} to {lengths[-1]['value']} ours grows with the power "
         f"{growth(lengths):.2f} of the length."
     )
+
+
+def long(rows: list[dict]) -> str:
+    kinds = [f"{name} {unit}" for name in long_texts.WORK for unit in ("ms", "kB")]
+    cells = [
+        [row["axis"], f"{row['value']:,}", row["clock"]]
+        + [f"{row[kind]:.3f}" if kind.endswith("ms") else f"{row[kind]:.0f}" for kind in kinds]
+        for row in rows
+    ]
+    header = ["axis", "value", "clock"]
+    header += [f"{label}, {unit}" for label in long_texts.WORK.values() for unit in ("ms", "kB")]
+    powers = ", ".join(
+        f"{long_texts.growth(rows, clock, name):.2f} ({label}, {clock})"
+        for name, label in long_texts.WORK.items()
+        for clock in long_texts.CLOCKS
+    )
+    table = markdown("The two-stream model: CPU milliseconds and peak of kilobytes per token", header, cells)
+    return f"{table}\n\nThe peak grows with these powers of the length: {powers}."
 
 
 def _megabytes(number: float | None) -> str:

@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 
 import autoregressive
+import long_texts
 import memory
 import result_tables
 import sampler_steps
@@ -18,7 +19,7 @@ from diffusers_text_nfdm.files import output_file
 from diffusers_text_nfdm.networks.compilation import missing_compiler
 
 
-PARTS = ("training", "samplers", "windows", "memory", "autoregressive")
+PARTS = ("training", "samplers", "windows", "memory", "long", "autoregressive")
 SIZES = ["tiny", "mid", "paper"]
 
 
@@ -70,6 +71,15 @@ def main(argv: list[str] | None = None) -> None:
     if "memory" in arguments.parts:
         result = memory.measure(sizes[0], memory.QUICK_AXES if arguments.quick else memory.AXES)
         finish("memory", result, result_tables.memory(result))
+    if "long" in arguments.parts:
+        axes, usual = long_texts.AXES, long_texts.USUAL
+        if arguments.quick:
+            axes, usual = long_texts.QUICK_AXES, long_texts.QUICK_USUAL
+        result = long_texts.measure(axes, usual, min(repeats, 3))
+        finish("long", result, result_tables.long(result))
+        chart = arguments.output.with_suffix(".png")
+        long_texts.plot(result).savefig(chart, dpi=120)
+        print(f"\nChart: {chart}.")
     if "autoregressive" in arguments.parts:
         # One turn: a batch of texts takes ten seconds at the largest size, and the figures are far apart.
         batch_sizes = [1, 2] if arguments.quick else [1, 16, 64]

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
+import long_texts  # noqa: E402
 import run  # noqa: E402
 from memory import growth, peak_bytes  # noqa: E402
 from timing import interleaved, matrix_operations, ratios  # noqa: E402
@@ -36,8 +37,12 @@ def test_quick_run_prints_every_table_and_saves_every_number(tmp_path):
         (clock, batch) for clock in ("ramp:8", "blocks:8") for batch in (1, 2)
     ]
     assert record["memory"].keys() == {"batch", "length", "vocabulary"}
+    assert {(row["axis"], row["clock"]) for row in record["long"]} == {
+        (axis, clock) for axis in ("length", "batch", "vocabulary") for clock in ("ramp:8", "shared")
+    }
+    assert (tmp_path / "bench.png").is_file()
     assert record["autoregressive"]["quick"].keys() == {"1", "2"}
-    assert done.stdout.count("\n|---") == 7 and "ours grows with the power" in done.stdout
+    assert done.stdout.count("\n|---") == 8 and "ours grows with the power" in done.stdout
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
@@ -69,6 +74,16 @@ def test_peak_is_what_is_held_at_once():
 def test_growth_is_the_power_of_the_length(power):
     points = [{"value": value, "ours": 3.0 * value**power} for value in (256, 512, 2048)]
     assert growth(points) == pytest.approx(power)
+
+
+def test_growth_of_what_is_held_per_token_is_that_of_the_whole():
+    rows = [
+        {"axis": axis, "value": value, "clock": clock, "step kB": 3.0 * value**power}
+        for axis, clock, power in (("length", "ramp:8", 0.5), ("length", "shared", 0), ("batch", "ramp:8", 7))
+        for value in (64, 256, 1024)
+    ]
+    assert long_texts.growth(rows, "ramp:8", "step") == pytest.approx(1.5)
+    assert long_texts.growth(rows, "shared", "step") == pytest.approx(1)
 
 
 def test_operations_of_a_product_are_counted():
