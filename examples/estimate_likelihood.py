@@ -4,9 +4,11 @@
     python examples/estimate_likelihood.py path/or/repo --dataset valid.jsonl --texts 1000 --draws 16
     python examples/estimate_likelihood.py path/of/jumps --calls 8
     python examples/estimate_likelihood.py path/of/jumps --clean_stream
+    python examples/estimate_likelihood.py path/or/repo --clock ramp:8 --by_place
 
 With `--calls` it is the bound of what jumps write in so many calls, with `--clean_stream` the exact likelihood of what
-they write when they are verified.
+they write when they are verified. With `--by_place` it is what tokens in motion cost beyond the clean stream, by their
+place in the window, first those that settle first.
 Of the baselines it is the bound of masked diffusion, and the exact likelihood of an autoregressive model.
 Without `--dataset` the texts are the test split of the embedded stories, whose true entropy is printed beneath.
 """
@@ -34,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
     parser.add_argument("--calls", type=int, help="those of jumps, for a model with jumps, instead of a clock")
     parser.add_argument("--clean_stream", action="store_true", help="the exact likelihood of the clean stream instead")
+    parser.add_argument("--by_place", action="store_true", help="the excess over the clean stream, by place, instead")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output", type=output_file, help="JSON file for the result and its protocol")
     parser.add_argument("--device", help="cpu, cuda, mps, ... (default: cuda where there is one)")
@@ -50,6 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         prepare_dataset,
     )
     from diffusers_text_nfdm.conditions import take_out_row
+    from diffusers_text_nfdm.likelihood import window_excess
     from diffusers_text_nfdm.metrics.checkpoint import load_pipeline, pipeline_kind
     from diffusers_text_nfdm.stories import StoryGrammar
 
@@ -92,6 +96,11 @@ def main(argv: list[str] | None = None) -> None:
                 raise ValueError(f"--{name} has no meaning for a {type(pipeline).__name__}{beside}.")
         if "calls" in options:
             options["num_inference_steps"] = options.pop("calls")
+        if arguments.by_place:
+            if estimator is not estimate_likelihood or arguments.output is not None:
+                raise ValueError("--by_place is for the bound of a diffusion model along a clock, without --output.")
+            print(window_excess(pipeline.model, prepared[:]["input_ids"], **options, progress=True))
+            return
         estimate = estimator(pipeline.model, **prepared[:], **options, progress=True)
     except (ValueError, OSError) as error:
         parser.error(str(error))

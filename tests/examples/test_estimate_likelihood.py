@@ -87,3 +87,16 @@ def test_clean_streams_have_an_exact_likelihood(checkpoint, tmp_path, capsys):
 def test_what_cannot_be_loaded_is_said_in_a_line(tmp_path, capsys):
     error = refused(capsys, tmp_path / "nothing")
     assert "Traceback" not in error and "nothing" in error.splitlines()[-1]
+
+
+def test_the_excess_by_place(tmp_path, checkpoint, capsys):
+    options = {"predictor": "two_stream", "prediction_type": "categorical", "decoder": "gaussian"}
+    make_pipeline("nfdm", max_length=6, **options).save_pretrained(tmp_path / "pipeline")
+    (tmp_path / "valid.txt").write_text("the cat\na dog\nthe dog\n", encoding="utf-8")
+    texts = ["--dataset", tmp_path / "valid.txt", "--draws", 2]
+    run(tmp_path / "pipeline", *texts, "--clock", "blocks:2", "--by_place")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["place", "0", "1", "sum"]
+    assert "no windows that are given a clean stream" in refused(capsys, checkpoint, *texts, "--by_place")
+    beside = refused(capsys, tmp_path / "pipeline", *texts, "--by_place", "--clean_stream")
+    assert "--by_place is for the bound of a diffusion model" in beside

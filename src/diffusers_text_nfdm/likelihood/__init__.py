@@ -4,6 +4,7 @@ from .jumps import jump_likelihood
 from .masked_diffusion import masked_likelihood
 from .quantities import UNITS, LikelihoodEstimate, Quantity
 from .scoring import Scores, score_texts
+from .window_excess import WindowExcess, window_excess
 
 
 __all__ = [
@@ -11,10 +12,12 @@ __all__ = [
     "LikelihoodEstimate",
     "Quantity",
     "Scores",
+    "WindowExcess",
     "estimate_likelihood",
     "exact_likelihood",
     "importance_weighted_bound",
     "jump_likelihood",
     "masked_likelihood",
     "score_texts",
+    "window_excess",
 ]

@@ -20,9 +20,15 @@ from ..models.prediction import gaussian_factors
 from ..networks.dual import Dual
 
 
-@torch.no_grad()
 def lone_token_residual(model: TextDiffusionModel, input_ids: Tensor, times: Dual, draws: Draws) -> Tensor:
-    """The difference of the two sides for every token, `(batch, seq)`; zero for START, which is given.
+    """The difference of the two sides for every token, `(batch, seq)`; zero for START, which is given."""
+    estimate, ends = lone_token_costs(model, input_ids, times, draws)
+    return estimate - ends
+
+
+@torch.no_grad()
+def lone_token_costs(model: TextDiffusionModel, input_ids: Tensor, times: Dual, draws: Draws) -> tuple[Tensor, Tensor]:
+    """The two sides for every token, `(batch, seq)` each; zero for START, which is given.
 
     Args:
         times: token times and their rates, whose weight the estimate has: of a clock and of a density of times.
@@ -48,7 +54,8 @@ def lone_token_residual(model: TextDiffusionModel, input_ids: Tensor, times: Dua
     error = (E[:, 1:] - posterior(t, draws.noise).exp() @ table).square().sum(-1)
     estimate = -0.5 * (snr_rate(model, t, context) * rate)[:, 1:] * error
     ends = cost(torch.ones_like(t), draws.noise) - cost(torch.zeros_like(t), draws.initial_noise)
-    return torch.nn.functional.pad(estimate - ends, (1, 0))
+    estimate, ends = (torch.nn.functional.pad(side, (1, 0)) for side in (estimate, ends))
+    return estimate, ends
 
 
 def snr_rate(model: TextDiffusionModel, t: Tensor, context: Tensor | None = None) -> Tensor:
