@@ -93,6 +93,17 @@ def long(rows: list[dict]) -> str:
     return f"{table}\n\nThe peak grows with these powers of the length: {powers}."
 
 
+def precision(rows: list[dict], multiplies: bool) -> str:
+    cells = [
+        [f"{row['vocabulary']:,}", row["step"], f"{row['float32']:.3f}", f"{row['bfloat16']:.3f}"]
+        + [f"{row['float32'] / row['bfloat16']:.2f}"]
+        for row in rows
+    ]
+    header = ["vocabulary", "step", "float32, s", "bfloat16, s", "times as fast"]
+    table = markdown("Training steps of the two-stream model in two precisions", header, cells)
+    return f"{table}\n\nThis processor {'multiplies' if multiplies else 'emulates'} bfloat16."
+
+
 def _megabytes(number: float | None) -> str:
     return "-" if number is None else f"{number:.1f}"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import autoregressive
 import long_texts
 import memory
+import precision
 import result_tables
 import sampler_steps
 import torch
@@ -15,11 +16,12 @@ import training_steps
 import window_sampling
 from transformers.utils import logging
 
+from diffusers_text_nfdm.devices import multiplies_bfloat16
 from diffusers_text_nfdm.files import output_file
 from diffusers_text_nfdm.networks.compilation import missing_compiler
 
 
-PARTS = ("training", "samplers", "windows", "memory", "long", "autoregressive")
+PARTS = ("training", "samplers", "windows", "memory", "long", "precision", "autoregressive")
 SIZES = ["tiny", "mid", "paper"]
 
 
@@ -80,6 +82,10 @@ def main(argv: list[str] | None = None) -> None:
         chart = arguments.output.with_suffix(".png")
         long_texts.plot(result).savefig(chart, dpi=120)
         print(f"\nChart: {chart}.")
+    if "precision" in arguments.parts:
+        sizes_of_texts = ([50], 2, 16) if arguments.quick else (precision.VOCABULARIES, 32, 64)
+        result = precision.measure(*sizes_of_texts, min(repeats, 5))
+        finish("precision", result, result_tables.precision(result, multiplies_bfloat16("cpu")))
     if "autoregressive" in arguments.parts:
         # One turn: a batch of texts takes ten seconds at the largest size, and the figures are far apart.
         batch_sizes = [1, 2] if arguments.quick else [1, 16, 64]

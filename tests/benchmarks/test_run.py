@@ -41,8 +41,10 @@ def test_quick_run_prints_every_table_and_saves_every_number(tmp_path):
         (axis, clock) for axis in ("length", "batch", "vocabulary") for clock in ("ramp:8", "shared")
     }
     assert (tmp_path / "bench.png").is_file()
+    assert [row["step"] for row in record["precision"]] == ["next token", "cross-entropy", "bound"]
+    assert all(row["float32"] > 0 and row["bfloat16"] > 0 for row in record["precision"])
     assert record["autoregressive"]["quick"].keys() == {"1", "2"}
-    assert done.stdout.count("\n|---") == 8 and "ours grows with the power" in done.stdout
+    assert done.stdout.count("\n|---") == 9 and "ours grows with the power" in done.stdout
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
