@@ -74,7 +74,7 @@ def window_excess(
     known = with_condition(None, input_ids, model.config.condition_length)
     generator = torch.Generator(model.device).manual_seed(seed)
     positions = torch.arange(input_ids.shape[1], device=model.device)
-    # Per text: what is alone, and the excess.
+    # What is alone and the excess, of each text, by place.
     sums = torch.zeros(2, *input_ids.shape, dtype=torch.float64)
     with evaluation_mode(model):
         for rows, _, batch, given, draws in stratified_draws(
@@ -83,12 +83,11 @@ def window_excess(
             times, windows = model.token_times(clock, draws, given)
             diffusion = bound(model, batch, times, draws, given, windows).diffusion
             alone, _ = lone_token_costs(model, batch, times, draws)
-            # START, which is given in effect, and the condition.
+            # START and the condition are not: the clean stream is given them.
             counted = (positions > 0) if given is None else (positions > 0) & ~given
             costs = torch.stack([alone, diffusion - alone]).masked_fill(~counted, 0).cpu().double()
             places = (positions - windows.starts).expand(batch.shape).cpu()
             sums[:, rows].scatter_add_(2, places.expand(2, -1, -1), costs / num_draws)
-    # The error is over texts; their draws are independent.
     number = int(sums.abs().sum((0, 1)).nonzero().max()) + 1
     (alone, excess), error = sums.mean(1), sums[1].std(0) / len(input_ids) ** 0.5
     return WindowExcess(*(tuple(x[:number].tolist()) for x in (alone, excess, error)))
