@@ -166,6 +166,28 @@ def jump_losses(
     return jump, next_token
 
 
+def lattice_losses(
+    model: TextDiffusionModel, input_ids: Tensor, t: Tensor, draws: Draws, windows: Windows
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the parts of a lattice cost (`models/lattice.py`), at the times t: `-log p(x_i | z_<i)` of every token, given
+    the latents before it in its window, and `-log p(x_i | x_i-1, z_<i-1)`, where the window has a token before it.
+
+    Returns:
+        the two, `(batch, length)` and `(batch, length - 1)`, and the losses of the clean stream.
+    """
+    process = model.forward_process
+    with torch.no_grad():
+        E = model.embed(input_ids)
+        c, _ = model.encode_context(E, draws.context_noise)
+        z = process.marginal(E, t, c, windows.mixing).sample(draws.noise)
+    clean, next_token = model.clean_stream(input_ids, windows, next_token=True, detach_process=True)
+    states, following = model.follow(input_ids, z, t, c, clean, windows, model.second_calls(draws))
+    seen, _ = linear_cross_entropy(*model.next_token_factors(states), input_ids)
+    followed, _ = linear_cross_entropy(*model.next_token_factors(following[:, :-1]), input_ids[:, 1:])
+    starts = windows.starts.expand(input_ids.shape)
+    return seen, followed.masked_fill(starts[:, 1:] != starts[:, :-1], 0), next_token
+
+
 def drift_matching(
     path: MovingMarginal, predicted_path: MovingMarginal, z: Tensor, squared_volatility: Tensor
 ) -> Tensor:

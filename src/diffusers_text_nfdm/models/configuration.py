@@ -64,6 +64,8 @@ class TextDiffusionConfig(PreTrainedConfig):
             2022).
         jumps: the predictor can write several tokens in one call from the noise that decides them; for the clean
             stream of `"two_stream"` (`objective.jump_losses`).
+        lattice_candidates: the tokens of a window are inferred together, in a lattice (`models/lattice.py`), each by so many
+            candidates; 0 infers each by itself. For the clean stream of `"two_stream"`.
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
             `z_0 ~ N(α_0 Emb, σ_0²)`.
@@ -97,6 +99,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     prediction_type: str = "embedding"
     self_conditioning: bool = False
     jumps: bool = False
+    lattice_candidates: int = 0
     stabilized_prediction: bool = True
     decoder: str = "linear"
     objective: str = "bound"
@@ -153,6 +156,23 @@ class TextDiffusionConfig(PreTrainedConfig):
             raise ValueError(
                 f"`jumps` is True with `predictor` {self.predictor!r} and `prediction_type` {self.prediction_type!r}; "
                 "they follow a clean stream, which only 'two_stream' with 'categorical' has."
+            )
+        check_integers(0, lattice_candidates=self.lattice_candidates)
+        if self.lattice_candidates and (self.predictor, self.prediction_type) != ("two_stream", "categorical"):
+            raise ValueError(
+                f"`lattice_candidates` is {self.lattice_candidates} with `predictor` {self.predictor!r} and "
+                f"`prediction_type` {self.prediction_type!r}; candidates follow a clean stream, which only 'two_stream' "
+                "with 'categorical' has."
+            )
+        if self.lattice_candidates and not self.self_conditioning:
+            raise ValueError(
+                f"`lattice_candidates` is {self.lattice_candidates}, but a first call has to name them: it needs "
+                "`self_conditioning: true`."
+            )
+        if self.lattice_candidates and self.condition_length:
+            raise ValueError(
+                f"`lattice_candidates` is {self.lattice_candidates} with `condition_length` {self.condition_length}; a "
+                "model with a condition infers each token by itself, with 0."
             )
         clock = make_clock(self.clock, self.max_length)
         if clock.block_size is not None and self.predictor != "two_stream":

@@ -59,11 +59,40 @@ class Denoiser:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_process):
             table, bias = self.embedding_table(), self.token_bias.to(z.dtype)
             alpha_sigma = tuple(_at(x, part) for x in self.forward_process.alpha_sigma(t, context))
-        inputs = z[:, part], _at(t, part), alpha_sigma, table, bias, context, self_condition, clean, places
-        options = {} if second_call is True else {"second_call": second_call}
-        prediction = self.prediction(self.predictor, *inputs, **options)
+        inputs = self.predictor, z[:, part], _at(t, part), alpha_sigma, table, bias
+        if self.is_lattice(windows, known, window):
+            # In training what is inferred from left to right is enough: the network learns nothing on the way back.
+            candidates = 0 if self.training else self.config.lattice_candidates
+            clean = self.predictor.nothing_read(len(z)) if clean is None else clean
+            prediction, _ = self.prediction.along_lattice(
+                *inputs, clean, places, self_condition, second_call, candidates
+            )
+        else:
+            options = {} if second_call is True else {"second_call": second_call}
+            prediction = self.prediction(*inputs, context, self_condition, clean, places, **options)
         prediction.window, prediction.length = window, z.shape[1]
         return prediction
+
+    def follow(
+        self, input_ids: Tensor, z: Tensor, t: Tensor, context: Tensor | None, clean: CleanTokens, windows: Windows,
+        second_call: bool | Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """States that predict each token from what is seen before it in its window, and from that and the very token
+        before it, `(batch, seq, hidden_size)` each; those of the second kind predict the token behind.
+        """
+        with torch.no_grad():
+            alpha_sigma, table = self.forward_process.alpha_sigma(t, context), self.embedding_table()
+            bias = self.token_bias.to(z.dtype)
+        inputs = self.predictor, z, t, alpha_sigma, table, bias, clean, self._places(t, windows, None)
+        prediction, following = self.prediction.along_lattice(*inputs, second_call=second_call, tokens=input_ids)
+        return prediction.states, following[:, 0]
+
+    def is_lattice(self, windows: Windows | None, known: Tensor | None, window: slice | None = None) -> bool:
+        """Whether tokens in motion are inferred in a lattice: the model has one, and all that is given is before them.
+        """
+        if not self.config.lattice_candidates or windows is None:
+            return False
+        return known is None or (window is not None and not known[:, window].any())
 
     def nothing_shown(self, z: Tensor) -> Tensor | None:
         """With self-conditioning, what the first step of a text is shown: zeros."""

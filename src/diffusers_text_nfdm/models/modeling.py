@@ -219,6 +219,7 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         straightness_weight: float = 0.0,
         cross_entropy: bool = False,
         jumps: bool = False,
+        lattices: bool = False,
         attention_mask: Tensor | None = None,
         return_dict: bool = True,
     ) -> TextDiffusionOutput | tuple:
@@ -241,6 +242,7 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It
                 trains no embedding and no forward process; steps of the two are mixed in training.
             jumps: instead of the bound, what jumps over the windows of the clock cost (`objective.jump_losses`).
+            lattices: instead of the bound, what the parts of a lattice cost along the clock (`objective.lattice_losses`).
             attention_mask: not used, as padding is part of a text: `model(**tokenizer(texts, ...))` passes it.
         """
         input_ids = pad_rows(input_ids, self.config)
@@ -250,7 +252,7 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             next_token_weight=next_token_weight,
             straightness_weight=straightness_weight,
         )
-        self._check_options(cross_entropy, next_token_weight, next_token_only, straightness_weight, jumps, known)
+        self._check_options(cross_entropy, next_token_weight, next_token_only, straightness_weight, jumps, lattices, known)
         if draws is not None and not isinstance(draws, Draws):
             raise ValueError(f"`draws` is a {type(draws).__name__}; it must be `Draws`, as `draw` makes them.")
         known = with_condition(known, input_ids, self.config.condition_length)
@@ -262,6 +264,10 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             return self._jump_output(input_ids, clock, draws, next_token_weight, return_dict)
         if t is None:
             times, windows = self.token_times(clock, draws, known)
+            if lattices:
+                if windows is None:
+                    raise ValueError(f"`lattices` is True along the clock {str(clock)!r}, which has no windows.")
+                return self._lattice_output(input_ids, times, windows, draws, next_token_weight, return_dict)
         else:
             times, windows = self.given_times(t, known), clock.fixed_windows(self.config.max_length, input_ids.device)
         options = draws, known, windows, next_token_weight > 0
@@ -296,6 +302,15 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         jump, next_token = objective.jump_losses(self, input_ids, starts, draws.order)
         loss = (jump.sum() + weight * next_token.sum()) / len(input_ids)
         output = TextDiffusionOutput(loss=loss, jump=jump.sum(-1), next_token=next_token.sum(-1))
+        return output if return_dict else output.to_tuple()
+
+    def _lattice_output(
+        self, input_ids: Tensor, times: Dual, windows: Windows, draws: Draws, weight: float, return_dict: bool
+    ) -> TextDiffusionOutput | tuple:
+        seen, followed, next_token = objective.lattice_losses(self, input_ids, times.value, draws, windows)
+        loss = (seen.sum() + followed.sum() + weight * next_token.sum()) / len(input_ids)
+        terms = {"lattice": (seen.sum(-1) + followed.sum(-1)), "next_token": next_token.sum(-1)}
+        output = TextDiffusionOutput(loss=loss, **terms)
         return output if return_dict else output.to_tuple()
 
     def token_times(
@@ -348,18 +363,21 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         next_token_only: bool,
         straightness_weight: float,
         jumps: bool,
+        lattices: bool,
         known: Tensor | None,
     ) -> None:
         config = self.config
-        if straightness_weight and (cross_entropy or next_token_only or jumps):
+        if straightness_weight and (cross_entropy or next_token_only or jumps or lattices):
             raise ValueError(
                 f"`straightness_weight` is {straightness_weight}, but only the bound has paths to straighten, not "
-                "`cross_entropy`, `next_token_only` or `jumps`."
+                "`cross_entropy`, `next_token_only`, `jumps` or `lattices`."
             )
         if jumps and not config.jumps:
             raise ValueError("`jumps` is True, but this model has no `jumps` in its config.")
-        if jumps and known is not None:
-            raise ValueError("`known` has no meaning for jumps, which go from left to right; leave it out.")
+        if lattices and not config.lattice_candidates:
+            raise ValueError("`lattices` is True, but this model has no `lattice_candidates` in its config.")
+        if (jumps or lattices) and known is not None:
+            raise ValueError("`known` has no meaning for jumps and lattices, which go from left to right; leave it out.")
         if cross_entropy and config.prediction_type != "categorical":
             raise ValueError(
                 f"`cross_entropy` is True with `prediction_type` {config.prediction_type!r}; only 'categorical' has "

@@ -65,6 +65,7 @@ class TextDiffusionOutput(ModelOutput):
         cross_entropy: of the predicted tokens at `t`, when `forward` was asked for it instead of the bound.
         jump: cross-entropy of jumps, given the noise by which the clean stream draws the text, when `forward` was
             asked for it instead of the bound. No likelihood.
+        lattice: cross-entropy of the parts of a lattice, when `forward` was asked for it instead of the bound. No likelihood.
         next_token: `-log p(x)` of the clean stream, exact, where `forward` was asked for it.
         curvature: how far the path from z_0 to z_1 is from a straight one, at the times `t`, where `forward` was given
             a weight for it. No likelihood.
@@ -84,6 +85,7 @@ class TextDiffusionOutput(ModelOutput):
     rescaled_diffusion: Tensor | None = None
     cross_entropy: Tensor | None = None
     jump: Tensor | None = None
+    lattice: Tensor | None = None
     next_token: Tensor | None = None
     curvature: Tensor | None = None
     t: Tensor | None = None
@@ -93,7 +95,7 @@ class TextDiffusionOutput(ModelOutput):
 
     def non_finite_terms(self) -> str | None:
         """Which term is not finite, and at which t; `None` when all are finite."""
-        for name in (*TERMS, "cross_entropy", "jump", "next_token", "curvature"):
+        for name in (*TERMS, "cross_entropy", "jump", "lattice", "next_token", "curvature"):
             values = getattr(self, name)
             if values is None:
                 continue

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..networks.dual import Dual
 from ..networks.time_embedding import fourier_features
-from .token_choice import exclude
+from .lattice import TokenLattice
+from .token_choice import Generators, draw_uniforms, exclude, select_tokens
 
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Prediction:
         states: those of the network alone, where a later call can be shown them.
         window: the tokens that were predicted, out of `length`; `None` for all. Ê of the others is zero.
         excluded: tokens that a text cannot have, `(batch, vocab)`; `None` for none.
+        lattice: where tokens are inferred together, their posterior.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class Prediction:
         length: int | None = None,
         states: Tensor | None = None,
         excluded: Tensor | None = None,
+        lattice: TokenLattice | None = None,
     ):
         self._embeddings, self.factors, self.table, self.states = embeddings, factors, table, states
-        self.window, self.length, self.excluded = window, length, excluded
+        self.window, self.length, self.excluded, self.lattice = window, length, excluded, lattice
 
     @property
     def is_categorical(self) -> bool:
@@ -60,11 +63,14 @@ class Prediction:
         """The same with logits of -inf for the `excluded` tokens of each text."""
         if excluded is None:
             return self
-        return Prediction(self._embeddings, self.factors, self.table, self.window, self.length, excluded=excluded)
+        options = {"states": self.states, "excluded": excluded, "lattice": self.lattice}
+        return Prediction(self._embeddings, self.factors, self.table, self.window, self.length, **options)
 
     @cached_property
     def logits(self) -> Tensor:
         """Logits of the predicted tokens, `(batch, window, vocab)`."""
+        if self.lattice is not None:
+            return exclude(self.lattice.logits, self.excluded)
         states, weight, bias = self.factors
         with full_precision(states):
             return exclude(states @ weight.T + bias, self.excluded)
@@ -81,6 +87,21 @@ class Prediction:
     def shown_next(self) -> Tensor:
         """What self-conditioning shows the call of a next step: the network's states, or Ê."""
         return self.embeddings if self.states is None else self.place(self.states)
+
+    def draw(self, generators: Generators, temperature: float = 1.0, **cuts) -> Tensor:
+        """Tokens `(batch, window)`: each by itself, or in a lattice together, with the generator of each text.
+
+        What is drawn does not depend on the window that the tokens are part of.
+        """
+        if self.lattice is None:
+            place = {"part": self.window, "length": self.length}
+            return select_tokens(self.logits, temperature, generators=generators, **cuts, **place)
+        uniforms = None
+        if temperature:
+            batch, number, vocabulary = self.lattice.logits.shape
+            uniforms = draw_uniforms(batch, self.length or number, generators, self.lattice.logits.device)
+            uniforms = uniforms if self.window is None else uniforms[:, self.window]
+        return self.lattice.draw(uniforms, self.excluded, temperature, **cuts)
 
     def embeddings_of(self, tokens: Tensor) -> Tensor:
         """Ê if the predicted tokens were these, `(batch, window)`."""
@@ -243,6 +264,77 @@ class CategoricalPrediction(nn.Module):
             states = states[torch.cat([rows.nonzero()[:, 0] for rows, _ in parts]).argsort()]
         factors = torch.cat([states, evidence], dim=-1), weight, logit_bias
         return Prediction(factors=factors, table=table, states=states if predictor.reads_tokens else None)
+
+
+    def along_lattice(
+        self,
+        predictor: nn.Module,
+        z: Tensor,
+        t: Tensor,
+        alpha_sigma: AlphaSigma,
+        table: Tensor,
+        bias: Tensor,
+        clean: CleanTokens,
+        places: Places,
+        self_condition: Tensor | None = None,
+        second_call: bool | Tensor = True,
+        candidates: int = 0,
+        tokens: Tensor | None = None,
+    ) -> tuple[Prediction, Tensor | None]:
+        """Windows read from left to right: what the latents before each token say of it, and what its own does; with
+        `candidates` so many of each token, and from these the tokens inferred together (`TokenLattice`).
+
+        The arguments are those of `forward`, and
+
+        Args:
+            tokens: `(batch, seq)`, single candidates.
+
+        Returns:
+            the prediction, and the states that predict the token behind each candidate of `tokens`.
+        """
+        output, rows = predictor.output, predictor.token_rows.weight
+        with full_precision(z):
+            evidence, evidence_weight = self.evidence(z, t, alpha_sigma, table)
+        weight = torch.cat([output.weight.to(z.dtype), evidence_weight], dim=-1)
+        logit_bias = output.bias.to(z.dtype) + bias
+        # The first call sees tokens as their own latents show them, the second as those before them do, too.
+        posterior = token_posterior(evidence, evidence_weight, bias)
+        if second_call is not False:
+            states = self_condition
+            if states is None:
+                with torch.no_grad():
+                    own = predictor.soft_inputs(posterior.to(rows.dtype) @ rows, t)
+                    states = predictor.read_windows(own, clean, places)[0].to(z.dtype)
+                # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too
+                # (pytorch/pytorch#165068).
+                torch.clear_autocast_cache()
+            known_before = token_posterior(torch.cat([states, evidence], dim=-1), weight, logit_bias)
+            if isinstance(second_call, Tensor):
+                posterior = torch.where(second_call[:, None, None], known_before, posterior)
+            else:
+                posterior = known_before
+        own = predictor.soft_inputs(posterior.to(rows.dtype) @ rows, t)
+        chosen = posterior.topk(min(candidates, len(table)), -1).indices if candidates else None
+        if tokens is not None:
+            chosen = tokens[..., None]
+        inputs = None if chosen is None else predictor.clean_inputs(chosen.mT, own)
+        states, following = predictor.read_windows(own, clean, places, inputs)
+        states, lattice = states.to(z.dtype), None
+        following = None if following is None else following.to(z.dtype)
+        if candidates:
+            first = (places.positions == places.starts).expand(z.shape[:2])
+            with full_precision(z):
+                network = output.weight.to(z.dtype), logit_bias
+                lattice = TokenLattice.infer(states, following, chosen, evidence @ evidence_weight.T, *network, first)
+        factors = torch.cat([states, evidence], dim=-1), weight, logit_bias
+        return Prediction(factors=factors, table=table, states=states, lattice=lattice), following
+
+
+@torch.no_grad()
+def token_posterior(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`softmax(states weightᵀ + b)`, `(batch, seq, vocab)`, without a gradient."""
+    with full_precision(states):
+        return torch.softmax(states @ weight.T + bias, -1)
 
 
 def _of_texts(x: Tensor | None, rows: Tensor | slice) -> Tensor | None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from ..checks import is_number
 
 
+Generators = list[torch.Generator] | torch.Generator | None
+
 # The knobs by which tokens are drawn.
 CHOICE = ("temperature", "top_k", "top_p", "min_p")
 
@@ -115,7 +117,7 @@ def draw_tokens(logits: Tensor, uniforms: Tensor | None, temperature: float = 1.
 
 
 def draw_uniforms(
-    batch_size: int, length: int, generators: list[torch.Generator] | torch.Generator | None, device: torch.device
+    batch_size: int, length: int, generators: Generators, device: torch.device
 ) -> Tensor:
     """A random number for every token, `(batch_size, length)`, from the generator of each text."""
     if isinstance(generators, list):
@@ -130,7 +132,7 @@ def select_tokens(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float = 0.0,
-    generators: list[torch.Generator] | torch.Generator | None = None,
+    generators: Generators = None,
     part: slice | None = None,
     length: int | None = None,
 ) -> Tensor:

@@ -234,18 +234,23 @@ class PredictorLayer(GradientCheckpointingLayer):
         self.attention_dropout = config.attention_probs_dropout_prob
 
     def forward(
-        self, x: Tensor, seen: Tensor, place: Rotation, clean: tuple[Tensor, Tensor] | LayerCache | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The new states, and the keys and values of these tokens.
+        self,
+        x: Tensor,
+        seen: Tensor,
+        place: Rotation,
+        clean: tuple[Tensor, Tensor] | LayerCache | None,
+        candidates: Tensor | None = None,
+        candidate_place: Rotation | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor | None]:
+        """The new states, the keys and values of these tokens, and the new states of the candidates.
 
         `clean` are keys and values of clean tokens, which come before those of x in `seen`,
         `(1 or batch, 1, x, clean + x)`. In a `LayerCache` those of x have places of their own.
+
+        `candidates`, `(batch, candidates, tokens, size)`, belong to the last tokens of x. Each sees what that token
+        sees, and itself.
         """
-        query, key, value = (
-            self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        )
-        query = place(F.normalize(query, dim=-1)) * self.log_sharpness.exp().to(query.dtype)
-        key = place(F.normalize(key, dim=-1))
+        query, key, value = self._heads(x, place)
         if isinstance(clean, LayerCache):
             keys, values = clean.put(key, value)
         elif clean is not None:
@@ -260,9 +265,30 @@ class PredictorLayer(GradientCheckpointingLayer):
             attended = F.scaled_dot_product_attention(
                 query, keys, values, attn_mask=seen, dropout_p=dropout, scale=1.0
             )
-        x = x + self.dropout(self.attention_output(attended.transpose(1, 2).flatten(2)))
-        x = x + self.dropout(self.mlp_output(self.activation(self.mlp_input(self.mlp_norm(x)))))
-        return x, (key, value)
+        if candidates is not None:
+            n = candidates.shape[2]
+            own_query, own_key, own_value = self._heads(candidates, candidate_place)
+            scores = (own_query @ keys.mT[:, :, None]).masked_fill(
+                ~seen[:, :, None, -n:], torch.finfo(query.dtype).min
+            )
+            scores = torch.cat([scores, (own_query * own_key).sum(-1, keepdim=True)], dim=-1)
+            weights = F.dropout(torch.softmax(scores, dim=-1), dropout)
+            own_attended = weights[..., :-1] @ values[:, :, None] + weights[..., -1:] * own_value
+            candidates = self._update(candidates, own_attended)
+        return self._update(x, attended), (key, value), candidates
+
+    def _heads(self, x: Tensor, place: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of states `(batch, ..., tokens, size)`: `(batch, heads, ..., tokens, head_dim)`."""
+        heads = self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1))
+        query, key, value = heads.movedim(-3, 0).movedim(-2, 2)
+        sharpness = self.log_sharpness.exp().to(query.dtype)
+        if x.ndim > 3:
+            place, sharpness = Rotation(*(part[:, :, None] for part in place)), sharpness[..., None]
+        return place(F.normalize(query, dim=-1)) * sharpness, place(F.normalize(key, dim=-1)), value
+
+    def _update(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention_output(attended.movedim(1, -2).flatten(-2)))
+        return x + self.dropout(self.mlp_output(self.activation(self.mlp_input(self.mlp_norm(x)))))
 
 
 class TwoStreamPredictor(nn.Module):
@@ -292,6 +318,9 @@ class TwoStreamPredictor(nn.Module):
             self.second_call = nn.Parameter(torch.zeros(size))
         if config.jumps:
             self.noise_embedding = NoiseEmbedding(size)
+        if config.lattice_candidates:
+            # What is read before the first token of a text.
+            self.beginning = nn.Parameter(torch.zeros(size))
         self.self_condition = None if self.reads_tokens else self_condition_input(config)
         self.context = None if context_dim is None else nn.Linear(context_dim, size)
         self.layers = nn.ModuleList(PredictorLayer(config) for _ in range(config.num_hidden_layers))
@@ -312,6 +341,8 @@ class TwoStreamPredictor(nn.Module):
             init.zeros_(self.second_call)
         if self.reads_tokens:
             init.normal_(self.token_rows.weight)
+        if self.config.lattice_candidates:
+            init.normal_(self.beginning)
         if self.config.jumps:
             init.zeros_(self.noise_embedding.linear_2.weight)
             init.zeros_(self.noise_embedding.linear_2.bias)
@@ -366,17 +397,7 @@ class TwoStreamPredictor(nn.Module):
             return self._layers(x, seen, positions, None)[0]
         before = torch.arange(len(clean), device=z.device)
         seen = torch.cat([sees_clean(places, before).expand(*seen.shape[:-1], -1), seen], dim=-1)
-        unread = before[clean.num_read :]
-        if not len(unread):
-            return self._layers(x, seen, positions, clean.keys_values)[0]
-        # Both streams in one pass: clean tokens come first, and see no noisy ones.
-        causal = F.pad(before <= unread[:, None], (0, x.shape[1]))
-        seen = torch.cat([causal.expand(*seen.shape[:-2], -1, -1), seen], dim=-2)
-        positions = torch.cat([unread.expand(*positions.shape[:-1], -1), positions], dim=-1)
-        x = torch.cat([clean.inputs[:, clean.num_read :], x], dim=1)
-        x, new = self._layers(x, seen, positions, clean.keys_values)
-        clean.note(tuple((key[..., : len(unread), :], value[..., : len(unread), :]) for key, value in new))
-        return x[:, len(unread) :]
+        return self._read_behind(clean, x, seen, positions)[0]
 
     def _contents(self, own: Tensor, t: Tensor, clean: CleanTokens | None, places: Places) -> Tensor:
         """What is seen of the token before each one, or else of itself."""
@@ -402,24 +423,67 @@ class TwoStreamPredictor(nn.Module):
         return before + self.own_input(own).masked_fill(held[..., None], 0)
 
     def jump(self, noise: Tensor, clean: CleanTokens, places: Places) -> Tensor:
-        """States of windows that are read from left to right, by the noise of their tokens instead of the tokens.
+        """States of windows that are read from left to right by the noise of their tokens, `(batch, tokens)` in
+        [0, 1].
+        """
+        return self.read_windows(self.noise_inputs(noise), clean, places)[0]
 
-        The state that predicts token i sees the clean tokens before its window and the noise of the window's tokens
+    def read_windows(
+        self, own: Tensor, clean: CleanTokens, places: Places, candidates: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """States of windows that are read from left to right, as the clean stream reads a text.
+
+        The state that predicts token i sees the clean tokens before its window and what is read of the window's tokens
         before i; of its own it sees nothing. So a window of one token is read as the clean stream reads it.
 
         Args:
-            noise: `(batch, tokens)` in [0, 1].
-            places: where the tokens stand. The tokens of a window follow one another.
+            own: what is read of the tokens, `(batch, tokens, hidden_size)`.
+            places: where they stand. The tokens of a window follow one another.
+            candidates: what is read of tokens that each of them may be, `(batch, candidates, tokens, hidden_size)`.
+
+        Returns:
+            the states that predict the tokens, and for each candidate the one that predicts the token behind it, if it
+            were this one.
         """
-        own = self.noise_inputs(noise)
-        starts, positions = (x.expand(noise.shape) for x in (places.starts, places.positions))
-        index = (starts - 1).clamp(0, len(clean) - 1)[..., None].expand_as(own)
-        first = (positions == starts)[..., None]
-        x = torch.where(first, clean.inputs.gather(1, index), F.pad(own[:, :-1], (0, 0, 1, 0)))
+        starts, positions = (x.expand(own.shape[:2]) for x in (places.starts, places.positions))
+        last = own.new_zeros(1) if (beginning := getattr(self, "beginning", None)) is None else beginning
+        if len(clean):
+            index = (starts - 1).clamp(0, len(clean) - 1)[..., None].expand_as(own)
+            last = torch.where((starts == 0)[..., None], last, clean.inputs.gather(1, index))
+        x = torch.where((positions == starts)[..., None], last, F.pad(own[:, :-1], (0, 0, 1, 0)))
         seen = (starts[..., None] == starts[..., None, :]) & (positions[..., None, :] <= positions[..., None])
         # The first state of a window is that of the clean token before it.
-        before = torch.arange(len(clean), device=noise.device) < starts[..., None] - 1
-        return self._layers(x, torch.cat([before, seen], dim=-1), positions - 1, clean.keys_values)[0]
+        before = torch.arange(len(clean), device=own.device) < starts[..., None] - 1
+        return self._read_behind(clean, x, torch.cat([before, seen], dim=-1), positions - 1, candidates)
+
+    def nothing_read(self, batch: int) -> CleanTokens:
+        """What is seen of texts of which nothing is written."""
+        weight = self.own_input.weight
+        nothing = weight.new_zeros(batch, self.config.num_attention_heads, 0, self.head_dim)
+        return CleanTokens(weight.new_zeros(batch, 0, self.config.hidden_size), ((nothing, nothing),) * len(self.layers))
+
+    def _read_behind(
+        self, clean: CleanTokens, x: Tensor, seen: Tensor, positions: Tensor, candidates: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """States of tokens that see clean ones, and those of their candidates. What is not read yet of the clean tokens
+        is read in the same pass: it comes first, and sees only what is clean.
+        """
+        before = torch.arange(len(clean), device=x.device)
+        unread = before[clean.num_read :]
+        if not len(unread):
+            states, _, candidates = self._layers(x, seen, positions, clean.keys_values, candidates)
+            return states, candidates
+        causal = F.pad(before <= unread[:, None], (0, x.shape[1]))
+        seen = torch.cat([causal.expand(*seen.shape[:-2], -1, -1), seen], dim=-2)
+        positions = torch.cat([unread.expand(*positions.shape[:-1], -1), positions], dim=-1)
+        x = torch.cat([clean.inputs[:, clean.num_read :], x], dim=1)
+        states, new, candidates = self._layers(x, seen, positions, clean.keys_values, candidates)
+        clean.note(tuple((key[..., : len(unread), :], value[..., : len(unread), :]) for key, value in new))
+        return states[:, len(unread) :], candidates
+
+    def soft_inputs(self, tokens: Tensor, t: Tensor) -> Tensor:
+        """What is read of tokens of which mean token rows are seen, at their times."""
+        return tokens + self.time_embedding(Dual(t)).value
 
     def noise_inputs(self, noise: Tensor) -> Tensor:
         """What a jump reads of tokens: their noise, at time 1."""
@@ -456,29 +520,40 @@ class TwoStreamPredictor(nn.Module):
         inputs = self.clean_inputs(ids, embeddings)
         if before is None:
             keys = torch.arange(ids.shape[1], device=ids.device)
-            x, new = self._layers(inputs, keys <= keys[:, None], keys, None)
+            x, new, _ = self._layers(inputs, keys <= keys[:, None], keys, None)
             return x, CleanTokens(inputs, new)
         clean = before.append(inputs)
         keys = torch.arange(len(clean), device=ids.device)
         positions = keys[clean.num_read :]
         inputs = clean.inputs[:, clean.num_read :]
-        x, new = self._layers(inputs, keys <= positions[:, None], positions, clean.keys_values)
+        x, new, _ = self._layers(inputs, keys <= positions[:, None], positions, clean.keys_values)
         clean.note(new)
         return x[:, -ids.shape[1] :], clean
 
     def _layers(
-        self, x: Tensor, seen: Tensor, positions: Tensor, past: tuple[tuple[Tensor, Tensor] | LayerCache, ...] | None
-    ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
-        """The last states, and the keys and values of every layer."""
+        self,
+        x: Tensor,
+        seen: Tensor,
+        positions: Tensor,
+        past: tuple[tuple[Tensor, Tensor] | LayerCache, ...] | None,
+        candidates: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...], Tensor | None]:
+        """The last states, the keys and values of every layer, and the last states of the candidates, which stand one
+        position behind the tokens that they belong to.
+        """
         if self.config._attn_implementation not in (None, "sdpa"):
             raise ValueError(
                 "The two-stream predictor needs attention 'sdpa', which takes a mask; it is "
                 f"{self.config._attn_implementation!r}."
             )
-        place = Rotation.at(positions, self.head_dim)
+        place, candidate_place = Rotation.at(positions, self.head_dim), None
+        if candidates is not None:
+            candidate_place = Rotation.at(positions[..., -candidates.shape[2] :] + 1, self.head_dim)
+            candidates = self.dropout(candidates)
         seen = seen.view(-1, 1, *seen.shape[-2:])
         x, keys_values = self.dropout(x), []
         for index, layer in enumerate(self.layers):
-            x, new = layer(x, seen, place, None if past is None else past[index])
+            read = None if past is None else past[index]
+            x, new, candidates = layer(x, seen, place, read, candidates, candidate_place)
             keys_values.append(new)
-        return self.norm(x), tuple(keys_values)
+        return self.norm(x), tuple(keys_values), None if candidates is None else self.norm(candidates)

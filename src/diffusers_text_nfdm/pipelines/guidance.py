@@ -121,6 +121,10 @@ class GuidedModel:
             guided.shown_next = torch.cat([own.shown_next, weaker.shown_next], -1)
         return guided
 
+    def is_lattice(self, *_: Any) -> bool:
+        """Two predictions are mixed token by token."""
+        return False
+
     def nothing_shown(self, z: Tensor) -> Tensor | None:
         """As in `Denoiser`, for both models."""
         shown = [model.nothing_shown(z) for model in (self.model, self.weaker)]

@@ -346,8 +346,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         for step, timestep in enumerate(scheduler.timesteps):
             if self._interrupt:
                 break
-            prediction = self._predict(batch, timestep, clock, options)
-            batch.calls = batch.calls + (1 if early is None else (~early.decided).long())
+            prediction, calls = self._predict(batch, timestep, clock, options)
+            batch.calls = batch.calls + calls * (1 if early is None else (~early.decided).long())
             # The last step is taken by all that come to it.
             if early is not None and step + 1 < len(scheduler.timesteps):
                 self._look(early, batch, prediction, timestep, options)
@@ -402,28 +402,35 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         except Interruption:
             batch.written, batch.calls = latest.clone(), calls
 
-    def _predict(self, batch: TextBatch, timestep: Tensor, clock: BatchClock, options: Options) -> Prediction | Tensor:
-        """What the model says of the tokens: of those of the window, if the clock has windows."""
+    def _predict(
+        self, batch: TextBatch, timestep: Tensor, clock: BatchClock, options: Options
+    ) -> tuple[Prediction | Tensor, int]:
+        """What the model says of the tokens, of those of the window if the clock has windows; and in how many calls."""
         model, scheduler = options.model, options.scheduler
         z = scheduler.scale_model_input(batch.z, timestep)
         windows, window, clean = None, None, None
         if clock.has_windows:
-            bounds = scheduler.step_bounds(timestep)
-            step = clock.step_windows(bounds[0], *(scheduler.token_times(u, z).value for u in bounds))
+            begin, end = scheduler.step_bounds(timestep)
+            t, s = (scheduler.token_times(u, z).value for u in (begin, end))
+            # A lattice is shown what will move next, so that the next step has candidates for it.
+            ahead = scheduler.token_times(max(0.0, 2 * end - begin), z).value if model.config.lattice_candidates else s
+            step = clock.step_windows(begin, t, ahead)
             windows, window, clean = step.windows, step.tokens, self._read(batch, step.written, step.seen, options)
-        t = scheduler.token_times(timestep, z).value
         # One call a step: it is shown the prediction of the step before.
-        shown = model.nothing_shown(z) if batch.shown is None else batch.shown
+        shown, calls = model.nothing_shown(z) if batch.shown is None else batch.shown, 1
+        if model.is_lattice(windows, batch.known, window) and not (shown.any(-1) | (s == t)).all():
+            shown, calls = None, 2
+        t = scheduler.token_times(timestep, z).value
         prediction = model.denoise(
             z, t, batch.context, clean, shown, windows=windows, known=batch.known, window=window
         )
-        batch.shown = None if shown is None else prediction.shown_next
+        batch.shown = prediction.shown_next if model.config.self_conditioning else None
         prediction = prediction.without(batch.excluded)
         if not options.clamp_predictions:
-            return prediction
+            return prediction, calls
         distances = torch.cdist(prediction.embeddings, model.embedding_table())
         clamped = model.embed(exclude(-distances, batch.excluded).argmax(-1))
-        return Prediction(clamped if window is None else clamped[:, window], window=window, length=z.shape[1])
+        return Prediction(clamped if window is None else clamped[:, window], window=window, length=z.shape[1]), calls
 
     def _look(
         self, early: EarlyEnd, batch: TextBatch, prediction: Prediction, timestep: Tensor, options: Options

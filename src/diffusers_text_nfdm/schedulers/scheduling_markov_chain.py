@@ -10,7 +10,7 @@ from torch import Tensor
 from ..checks import is_number
 from ..forward_processes import ForwardProcess
 from ..models.prediction import Prediction
-from ..models.token_choice import CHOICE, check_choice, select_tokens
+from ..models.token_choice import CHOICE, check_choice
 from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutput
 
 
@@ -113,6 +113,5 @@ class MarkovChainScheduler(TextDiffusionScheduler):
                 "to draw them from."
             )
         options = {name: self.config[name] for name in CHOICE}
-        place = {"part": model_output.window, "length": model_output.length}
-        tokens = select_tokens(model_output.logits, generators=generator, **options, **place)
+        tokens = model_output.draw(generator, **options)
         return model_output.embeddings_of(tokens)

@@ -43,7 +43,7 @@ NOT_HERE = {
 KINDS_OF_BASELINES = {AutoregressiveConfig.model_type: ANCESTRAL, MaskedDiffusionConfig.model_type: MASKED}
 SCHEDULERS = tuple(scheduler.__name__ for scheduler in schedulers.SCHEDULERS)
 # Settings that are shares.
-MIXTURES = ("clocks", "jump_clocks", "known_texts")
+MIXTURES = ("clocks", "jump_clocks", "lattice_clocks", "known_texts")
 TRACKERS = ("none", "tensorboard", "wandb", "trackio", "all")
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 FREE_ON_RESUME = (
@@ -210,6 +210,14 @@ class TrainingArguments:
     )
     jump_share: float = setting(
         0.5, "optimisation", "share of the steps that are on jumps, where there are jump_clocks"
+    )
+    lattice_clocks: dict = setting(
+        {},
+        "optimisation",
+        "mixture of the clocks of steps on the parts of a lattice, as clock=share, for a model with lattice_candidates",
+    )
+    lattice_share: float = setting(
+        0.5, "optimisation", "share of the steps that are on lattices, where there are lattice_clocks"
     )
     straightness_weight: float = setting(
         0.0, "optimisation", "weight of the curvature of NFDM's paths from text to noise in steps on the bound"
@@ -388,7 +396,7 @@ class TrainingArguments:
         return self.max_length // (self.model_config.get("block_size") or clock.block_size or self.max_length)
 
     def _check_clocks(self) -> None:
-        for name in ("clocks", "jump_clocks"):
+        for name in ("clocks", "jump_clocks", "lattice_clocks"):
             mixture = getattr(self, name)
             for clock, share in mixture.items():
                 make_clock(clock, self.max_length)
@@ -415,8 +423,24 @@ class TrainingArguments:
                 raise ValueError(
                     f"`{name}` is {getattr(self, name)!r}; the `model_config` needs `jumps: true` for it."
                 )
-        if not 0 < self.jump_share <= 1:
-            raise ValueError(f"`jump_share` is {self.jump_share!r}; it must be in (0, 1].")
+        if self.lattice_clocks and not self.model_config.get("lattice_candidates"):
+            raise ValueError(
+                f"`lattice_clocks` is {self.lattice_clocks!r}; the `model_config` needs `lattice_candidates` for it."
+            )
+        for clock in self.lattice_clocks:
+            if not make_clock(clock, self.max_length).has_windows:
+                raise ValueError(
+                    f"`lattice_clocks` has {clock!r}, along which the whole text is in motion; it must be one with "
+                    "windows, such as 'ramp:8'."
+                )
+        for name in ("jump_share", "lattice_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in (0, 1].")
+        if self.jump_clocks and self.lattice_clocks and self.jump_share + self.lattice_share > 1:
+            raise ValueError(
+                f"`jump_share` is {self.jump_share} and `lattice_share` {self.lattice_share}; together they must be at "
+                "most 1."
+            )
         if self.model_type != AutoregressiveConfig.model_type and self.sampling_steps < self.min_sampling_steps:
             along = f"along the clock {self.model_config['clock']!r}" if "clock" in self.model_config else "in blocks"
             raise ValueError(

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .arguments import TrainingArguments
 
 
-OF_DIFFUSION = ("known_texts", "jump_clocks", "forward_learning_rate", "context_warmup_steps")
+OF_DIFFUSION = ("known_texts", "jump_clocks", "lattice_clocks", "forward_learning_rate", "context_warmup_steps")
 # What must be left out, by model type.
 UNUSED = {
     "autoregressive": (

@@ -83,8 +83,10 @@ class DiffusionFamily:
             return lambda start, stop: {"next_token_weight": 1.0, "next_token_only": True}
         batch_size, length = arguments.batch_size, model.config.max_length
         draws = model.draw(batch_size, generator, device)
-        if arguments.jump_clocks and torch.rand((), generator=generator, device=device) < arguments.jump_share:
-            return self._jump_options(model, draws, generator)
+        if arguments.jump_clocks or arguments.lattice_clocks:
+            kind = self._special(torch.rand((), generator=generator, device=device).item())
+            if kind is not None:
+                return self._special_options(model, draws, generator, kind)
         warmup = arguments.context_warmup_steps
         cross_entropy = (step + 1) % (arguments.cross_entropy_steps + 1) != 0
         # Where the two are mixed the bound, which trains the forward process, follows the model's own clock: steep
@@ -113,14 +115,28 @@ class DiffusionFamily:
 
         return options
 
-    def _jump_options(
-        self, model: TextDiffusionModel, draws: Draws, generator: torch.Generator
+    def _special(self, number: float) -> str | None:
+        """Which steps a uniform number stands for: `"jumps"`, `"lattices"`, or `None` for those at noisy times."""
+        arguments = self.arguments
+        for kind, clocks, share in (
+            ("jumps", arguments.jump_clocks, arguments.jump_share),
+            ("lattices", arguments.lattice_clocks, arguments.lattice_share),
+        ):
+            if clocks and number < share:
+                return kind
+            number -= share if clocks else 0
+        return None
+
+    def _special_options(
+        self, model: TextDiffusionModel, draws: Draws, generator: torch.Generator, kind: str
     ) -> Callable[[int, int], dict[str, Any]]:
-        """A step on jumps over the windows of a clock."""
+        """A step on jumps over the windows of a clock, or on the parts of its lattices."""
+        arguments = self.arguments
+        clocks = arguments.jump_clocks if kind == "jumps" else arguments.lattice_clocks
         shared = {
-            "clock": model.clock(draw_clock(self.arguments.jump_clocks, generator)),
-            "next_token_weight": self.arguments.next_token_weight,
-            "jumps": True,
+            "clock": model.clock(draw_clock(clocks, generator)),
+            "next_token_weight": arguments.next_token_weight,
+            kind: True,
         }
         return lambda start, stop: {"draws": draws.slice(start, stop), **shared}
 

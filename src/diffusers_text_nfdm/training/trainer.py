@@ -105,8 +105,8 @@ class Trainer:
             raise ValueError(
                 f"`report_to` is {arguments.report_to!r}, which is not installed; `pip install {arguments.report_to}`."
             )
-        # Steps on the cross-entropy and on jumps train the predictor alone.
-        unused = arguments.cross_entropy_steps > 0 or bool(arguments.jump_clocks)
+        # Steps on the cross-entropy, on jumps and on lattices train the predictor alone.
+        unused = arguments.cross_entropy_steps > 0 or bool(arguments.jump_clocks or arguments.lattice_clocks)
         precision = arguments.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         if precision == "auto":
             precision = "bf16" if multiplies_bfloat16(PartialState().device) else "no"
