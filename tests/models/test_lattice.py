@@ -236,6 +236,20 @@ def test_in_evaluation_tokens_are_inferred_together_and_in_training_from_left_to
     assert model.eval().denoise(z, times.value, None, clean, windows=windows, known=given_behind).lattice is None
 
 
+def test_the_bound_given_a_beginning_is_that_of_the_rest_of_the_text():
+    """What is known costs nothing, and the tokens behind it cost what they do in a text of which it is clean."""
+    model, ids = lattice_model(volatility="markovian", delta=0.1), make_ids(2)
+    known = torch.arange(LENGTH).expand(2, -1) < 3
+    draws = model.draw(2, seeded(0))
+    times, windows = model.token_times(model.clock("ramp:2"), draws, known)
+    terms = objective.bound(model, ids, times, draws, known, windows)
+    assert (terms.diffusion[known] == 0).all() and (terms.diffusion[~known] > 0).all()
+    other = ids.clone()
+    other[:, 0] = (ids[:, 0] + 1) % VOCAB
+    changed = objective.bound(model, other, times, draws, known, windows)
+    assert not torch.allclose(changed.diffusion[~known], terms.diffusion[~known])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

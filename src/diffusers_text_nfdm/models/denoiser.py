@@ -60,7 +60,7 @@ class Denoiser:
             table, bias = self.embedding_table(), self.token_bias.to(z.dtype)
             alpha_sigma = tuple(_at(x, part) for x in self.forward_process.alpha_sigma(t, context))
         inputs = self.predictor, z[:, part], _at(t, part), alpha_sigma, table, bias
-        if self.is_lattice(windows, known, window):
+        if self.is_lattice(windows, known):
             # In training what is inferred from left to right is enough: the network learns nothing on the way back.
             candidates = 0 if self.training else self.config.lattice_candidates
             clean = self.predictor.nothing_read(len(z)) if clean is None else clean
@@ -74,7 +74,13 @@ class Denoiser:
         return prediction
 
     def follow(
-        self, input_ids: Tensor, z: Tensor, t: Tensor, context: Tensor | None, clean: CleanTokens, windows: Windows,
+        self,
+        input_ids: Tensor,
+        z: Tensor,
+        t: Tensor,
+        context: Tensor | None,
+        clean: CleanTokens,
+        windows: Windows,
         second_call: bool | Tensor,
     ) -> tuple[Tensor, Tensor]:
         """States that predict each token from what is seen before it in its window, and from that and the very token
@@ -87,12 +93,13 @@ class Denoiser:
         prediction, following = self.prediction.along_lattice(*inputs, second_call=second_call, tokens=input_ids)
         return prediction.states, following[:, 0]
 
-    def is_lattice(self, windows: Windows | None, known: Tensor | None, window: slice | None = None) -> bool:
-        """Whether tokens in motion are inferred in a lattice: the model has one, and all that is given is before them.
+    def is_lattice(self, windows: Windows | None, known: Tensor | None) -> bool:
+        """Whether tokens in motion are inferred in a lattice: the model has one, and what is given is the beginning of
+        each text.
         """
         if not self.config.lattice_candidates or windows is None:
             return False
-        return known is None or (window is not None and not known[:, window].any())
+        return known is None or not (known[:, 1:] & ~known[:, :-1]).any()
 
     def nothing_shown(self, z: Tensor) -> Tensor | None:
         """With self-conditioning, what the first step of a text is shown: zeros."""

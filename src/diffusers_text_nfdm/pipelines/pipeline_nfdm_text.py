@@ -418,7 +418,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             windows, window, clean = step.windows, step.tokens, self._read(batch, step.written, step.seen, options)
         # One call a step: it is shown the prediction of the step before.
         shown, calls = model.nothing_shown(z) if batch.shown is None else batch.shown, 1
-        if model.is_lattice(windows, batch.known, window) and not (shown.any(-1) | (s == t)).all():
+        if model.is_lattice(windows, batch.known) and not (shown.any(-1) | (s == t)).all():
             shown, calls = None, 2
         t = scheduler.token_times(timestep, z).value
         prediction = model.denoise(
