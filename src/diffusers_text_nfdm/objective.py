@@ -169,8 +169,10 @@ def jump_losses(
 def lattice_losses(
     model: TextDiffusionModel, input_ids: Tensor, t: Tensor, draws: Draws, windows: Windows
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the parts of a lattice cost (`models/lattice.py`), at the times t: `-log p(x_i | z_<i)` of every token, given
-    the latents before it in its window, and `-log p(x_i | x_i-1, z_<i-1)`, where the window has a token before it.
+    """What the parts of a lattice cost (`models/lattice.py`), at the times t.
+
+    They are `-log p(x_i | z_<i)` of every token, given the latents before it in its window, and
+    `-log p(x_i | x_i-1, z_<i-1)`, where the window has a token before it. The text before the window is given to both.
 
     Returns:
         the two, `(batch, length)` and `(batch, length - 1)`, and the losses of the clean stream.

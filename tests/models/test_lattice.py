@@ -35,9 +35,9 @@ def random_chain(generator, tokens=4, vocab=3, batch=2):
     states = 2 * torch.randn(batch, tokens, vocab, generator=generator, **DOUBLE)
     transitions = 2 * torch.randn(batch, vocab, tokens, vocab, generator=generator, **DOUBLE)
     evidence = 3 * torch.randn(batch, tokens, vocab, generator=generator, **DOUBLE)
-    candidates = torch.stack(
-        [torch.randperm(vocab, generator=generator) for _ in range(batch * tokens)]
-    ).view(batch, tokens, vocab)
+    candidates = torch.stack([torch.randperm(vocab, generator=generator) for _ in range(batch * tokens)]).view(
+        batch, tokens, vocab
+    )
     return states, transitions, candidates, evidence
 
 
@@ -228,8 +228,13 @@ def test_in_evaluation_tokens_are_inferred_together_and_in_training_from_left_to
     assert together.lattice is not None
     one_way = model.train().denoise(z, times.value, None, clean, windows=windows)
     assert one_way.lattice is None
-    last = torch.cat([windows.starts.expand(ids.shape)[:, 1:] != windows.starts.expand(ids.shape)[:, :-1],
-                      torch.ones(2, 1, dtype=torch.bool)], 1)
+    last = torch.cat(
+        [
+            windows.starts.expand(ids.shape)[:, 1:] != windows.starts.expand(ids.shape)[:, :-1],
+            torch.ones(2, 1, dtype=torch.bool),
+        ],
+        1,
+    )
     assert not torch.allclose(together.embeddings[~last], one_way.embeddings[~last])
     given_behind = torch.zeros_like(ids, dtype=torch.bool)
     given_behind[:, -1] = True

@@ -64,8 +64,8 @@ class TextDiffusionConfig(PreTrainedConfig):
             2022).
         jumps: the predictor can write several tokens in one call from the noise that decides them; for the clean
             stream of `"two_stream"` (`objective.jump_losses`).
-        lattice_candidates: the tokens of a window are inferred together, in a lattice (`models/lattice.py`), each by so many
-            candidates; 0 infers each by itself. For the clean stream of `"two_stream"`.
+        lattice_candidates: the tokens of a window are inferred together, in a lattice (`models/lattice.py`), each by so
+            many candidates; 0 infers each by itself. For the clean stream of `"two_stream"`.
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
             `z_0 ~ N(α_0 Emb, σ_0²)`.
@@ -161,8 +161,8 @@ class TextDiffusionConfig(PreTrainedConfig):
         if self.lattice_candidates and (self.predictor, self.prediction_type) != ("two_stream", "categorical"):
             raise ValueError(
                 f"`lattice_candidates` is {self.lattice_candidates} with `predictor` {self.predictor!r} and "
-                f"`prediction_type` {self.prediction_type!r}; candidates follow a clean stream, which only 'two_stream' "
-                "with 'categorical' has."
+                f"`prediction_type` {self.prediction_type!r}; candidates follow a clean stream, which only "
+                "'two_stream' with 'categorical' has."
             )
         if self.lattice_candidates and not self.self_conditioning:
             raise ValueError(
@@ -171,8 +171,8 @@ class TextDiffusionConfig(PreTrainedConfig):
             )
         if self.lattice_candidates and self.condition_length:
             raise ValueError(
-                f"`lattice_candidates` is {self.lattice_candidates} with `condition_length` {self.condition_length}; a "
-                "model with a condition infers each token by itself, with 0."
+                f"`lattice_candidates` is {self.lattice_candidates} with `condition_length` {self.condition_length}; "
+                "a model with a condition infers each token by itself, with 0."
             )
         clock = make_clock(self.clock, self.max_length)
         if clock.block_size is not None and self.predictor != "two_stream":

@@ -94,7 +94,9 @@ class TokenLattice:
         logits = logits.scatter_add(-1, candidates, messages)
         return cls(logits, candidates, messages, evidence, candidate_states, weight, bias, first)
 
-    def draw(self, uniforms: Tensor | None, excluded: Tensor | None = None, temperature: float = 1.0, **cuts) -> Tensor:
+    def draw(
+        self, uniforms: Tensor | None, excluded: Tensor | None = None, temperature: float = 1.0, **cuts
+    ) -> Tensor:
         """Tokens `(batch, tokens)` that go together: each given the one before it and the latents of all."""
         drawn = []
         logits = exclude(self.logits, excluded)

@@ -242,7 +242,8 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It
                 trains no embedding and no forward process; steps of the two are mixed in training.
             jumps: instead of the bound, what jumps over the windows of the clock cost (`objective.jump_losses`).
-            lattices: instead of the bound, what the parts of a lattice cost along the clock (`objective.lattice_losses`).
+            lattices: instead of the bound, what the parts of a lattice cost along the clock
+                (`objective.lattice_losses`).
             attention_mask: not used, as padding is part of a text: `model(**tokenizer(texts, ...))` passes it.
         """
         input_ids = pad_rows(input_ids, self.config)
@@ -252,7 +253,9 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             next_token_weight=next_token_weight,
             straightness_weight=straightness_weight,
         )
-        self._check_options(cross_entropy, next_token_weight, next_token_only, straightness_weight, jumps, lattices, known)
+        self._check_options(
+            cross_entropy, next_token_weight, next_token_only, straightness_weight, jumps, lattices, known
+        )
         if draws is not None and not isinstance(draws, Draws):
             raise ValueError(f"`draws` is a {type(draws).__name__}; it must be `Draws`, as `draw` makes them.")
         known = with_condition(known, input_ids, self.config.condition_length)
@@ -377,7 +380,9 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         if lattices and not config.lattice_candidates:
             raise ValueError("`lattices` is True, but this model has no `lattice_candidates` in its config.")
         if (jumps or lattices) and known is not None:
-            raise ValueError("`known` has no meaning for jumps and lattices, which go from left to right; leave it out.")
+            raise ValueError(
+                "`known` has no meaning for jumps and lattices, which go from left to right; leave it out."
+            )
         if cross_entropy and config.prediction_type != "categorical":
             raise ValueError(
                 f"`cross_entropy` is True with `prediction_type` {config.prediction_type!r}; only 'categorical' has "

@@ -65,7 +65,8 @@ class TextDiffusionOutput(ModelOutput):
         cross_entropy: of the predicted tokens at `t`, when `forward` was asked for it instead of the bound.
         jump: cross-entropy of jumps, given the noise by which the clean stream draws the text, when `forward` was
             asked for it instead of the bound. No likelihood.
-        lattice: cross-entropy of the parts of a lattice, when `forward` was asked for it instead of the bound. No likelihood.
+        lattice: cross-entropy of the parts of a lattice, when `forward` was asked for it instead of the bound. No
+            likelihood.
         next_token: `-log p(x)` of the clean stream, exact, where `forward` was asked for it.
         curvature: how far the path from z_0 to z_1 is from a straight one, at the times `t`, where `forward` was given
             a weight for it. No likelihood.

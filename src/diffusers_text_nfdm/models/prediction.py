@@ -265,7 +265,6 @@ class CategoricalPrediction(nn.Module):
         factors = torch.cat([states, evidence], dim=-1), weight, logit_bias
         return Prediction(factors=factors, table=table, states=states if predictor.reads_tokens else None)
 
-
     def along_lattice(
         self,
         predictor: nn.Module,

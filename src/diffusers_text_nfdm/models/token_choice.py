@@ -116,9 +116,7 @@ def draw_tokens(logits: Tensor, uniforms: Tensor | None, temperature: float = 1.
     return draw_from(token_probabilities(logits, temperature, **cuts), uniforms)
 
 
-def draw_uniforms(
-    batch_size: int, length: int, generators: Generators, device: torch.device
-) -> Tensor:
+def draw_uniforms(batch_size: int, length: int, generators: Generators, device: torch.device) -> Tensor:
     """A random number for every token, `(batch_size, length)`, from the generator of each text."""
     if isinstance(generators, list):
         return torch.stack([torch.rand((length,), generator=g, device=g.device) for g in generators]).to(device)

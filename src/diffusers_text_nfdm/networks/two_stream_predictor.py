@@ -460,13 +460,16 @@ class TwoStreamPredictor(nn.Module):
         """What is seen of texts of which nothing is written."""
         weight = self.own_input.weight
         nothing = weight.new_zeros(batch, self.config.num_attention_heads, 0, self.head_dim)
-        return CleanTokens(weight.new_zeros(batch, 0, self.config.hidden_size), ((nothing, nothing),) * len(self.layers))
+        return CleanTokens(
+            weight.new_zeros(batch, 0, self.config.hidden_size), ((nothing, nothing),) * len(self.layers)
+        )
 
     def _read_behind(
         self, clean: CleanTokens, x: Tensor, seen: Tensor, positions: Tensor, candidates: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """States of tokens that see clean ones, and those of their candidates. What is not read yet of the clean tokens
-        is read in the same pass: it comes first, and sees only what is clean.
+        """States of tokens that see clean ones, and those of their candidates.
+
+        What is not read yet of the clean tokens is read in the same pass: it comes first, and sees only what is clean.
         """
         before = torch.arange(len(clean), device=x.device)
         unread = before[clean.num_read :]

@@ -405,7 +405,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
     def _predict(
         self, batch: TextBatch, timestep: Tensor, clock: BatchClock, options: Options
     ) -> tuple[Prediction | Tensor, int]:
-        """What the model says of the tokens, of those of the window if the clock has windows; and in how many calls."""
+        """What the model says of the tokens, or of those of the window, and in how many calls."""
         model, scheduler = options.model, options.scheduler
         z = scheduler.scale_model_input(batch.z, timestep)
         windows, window, clean = None, None, None

@@ -214,7 +214,7 @@ class TrainingArguments:
     lattice_clocks: dict = setting(
         {},
         "optimisation",
-        "mixture of the clocks of steps on the parts of a lattice, as clock=share, for a model with lattice_candidates",
+        "mixture of the clocks of steps on lattices, as clock=share, for a model with lattice_candidates",
     )
     lattice_share: float = setting(
         0.5, "optimisation", "share of the steps that are on lattices, where there are lattice_clocks"
@@ -438,8 +438,8 @@ class TrainingArguments:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be in (0, 1].")
         if self.jump_clocks and self.lattice_clocks and self.jump_share + self.lattice_share > 1:
             raise ValueError(
-                f"`jump_share` is {self.jump_share} and `lattice_share` {self.lattice_share}; together they must be at "
-                "most 1."
+                f"`jump_share` is {self.jump_share} and `lattice_share` {self.lattice_share}; together they must "
+                "be at most 1."
             )
         if self.model_type != AutoregressiveConfig.model_type and self.sampling_steps < self.min_sampling_steps:
             along = f"along the clock {self.model_config['clock']!r}" if "clock" in self.model_config else "in blocks"
