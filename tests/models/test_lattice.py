@@ -132,6 +132,18 @@ def test_where_nothing_depends_on_the_token_before_every_token_is_inferred_by_it
     assert torch.allclose(torch.softmax(lattice.logits, -1), expected, atol=1e-9)
 
 
+def test_where_no_candidate_explains_what_follows_nothing_comes_back():
+    """Certain evidence for a token that the transitions of float32 have as 0."""
+    states, transitions = torch.zeros(1, 2, 3), torch.zeros(1, 2, 2, 3)
+    transitions[:, :, 0] = torch.tensor([0.0, 0.0, -200.0])
+    evidence = torch.tensor([[[0.0, 0.0, 0.0], [0.0, 0.0, 1000.0]]])
+    candidates = torch.tensor([[[0, 1], [0, 1]]])
+    first = torch.zeros(1, 2, dtype=torch.bool)
+    lattice = TokenLattice.infer(states, transitions, candidates, evidence, torch.eye(3), torch.zeros(3), first)
+    posterior = torch.softmax(lattice.logits, -1)
+    assert torch.allclose(posterior[0, 0], torch.full((3,), 1 / 3)) and posterior[0, 1, 2] == 1
+
+
 def test_a_candidate_is_read_as_if_it_stood_in_the_place_of_its_token():
     model, ids = lattice_model(), make_ids(2)
     predictor, (_, clean) = model.predictor, model.read_clean(ids)

@@ -64,8 +64,8 @@ class TextDiffusionConfig(PreTrainedConfig):
             2022).
         jumps: the predictor can write several tokens in one call from the noise that decides them; for the clean
             stream of `"two_stream"` (`objective.jump_losses`).
-        lattice_candidates: the tokens of a window are inferred together, in a lattice (`models/lattice.py`), each by so
-            many candidates; 0 infers each by itself. For the clean stream of `"two_stream"`.
+        lattice_candidates: the tokens of a window are inferred together, in a lattice (`models/lattice.py`), each by
+            so many candidates; 0 infers each by itself. For the clean stream of `"two_stream"`.
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
             `z_0 ~ N(α_0 Emb, σ_0²)`.

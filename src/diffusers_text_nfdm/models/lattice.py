@@ -1,9 +1,9 @@
-"""Tokens of a window inferred together, as a lattice.
+"""Tokens of a window inferred together, in a lattice of candidates.
 
 Of tokens in motion side by side, categorical prediction says what each of them may be, and nothing of which go
 together. Here the network says what follows what, T_i(v | u) = p(x_i = v | x_i-1 = u, what is seen before), for some
 candidates u of every token, and what each latent says of its own token is known, `e_i(v) = log q(z_i | v)`. The
-posterior of a lattice is then exact, from left to right and back:
+posterior of such a chain is exact, from left to right and back:
 
     α_i(v) ∝ e^{e_i(v)} Σ_u α_i-1(u) T_i(v | u),    β_i-1(u) ∝ Σ_v T_i(v | u) e^{e_i(v)} β_i(v),
     p(x_i = v | z) ∝ α_i(v) β_i(v).
@@ -20,6 +20,10 @@ import torch
 from torch import Tensor
 
 from .token_choice import draw_from, exclude, token_probabilities
+
+
+# Below it a mean message is rounding.
+SMALLEST = 1e-30
 
 
 @dataclass
@@ -87,8 +91,9 @@ class TokenLattice:
             # What is no candidate keeps its share.
             outside = (totals[i] - pairs[i].sum(-1)).clamp_min(0)
             message = outside + (pairs[i] @ message[..., None])[..., 0]
-            message = message / _positive((shares[i - 1] * message).sum(-1, keepdim=True))
-            message = message.masked_fill(first[:, i, None], 1)
+            mean = (shares[i - 1] * message).sum(-1, keepdim=True)
+            # Nothing comes back from another window, nor where no candidate explains what follows.
+            message = torch.where(first[:, i, None] | (mean < SMALLEST), 1, message / _positive(mean))
             messages.append(message)
         messages, logits = _positive(torch.stack(messages[::-1], 1)).log(), torch.stack(forward, 1)
         logits = logits.scatter_add(-1, candidates, messages)
