@@ -45,7 +45,7 @@ sys.exit(3 if fails else 0)
 """
 PLAN = """
 runs:
-  a-1: {config: stories-tiny, max_steps: 6, model_config: {self_conditioning: false, delta: null}}
+  a-1: {config: stories-tiny, max_steps: 6, lattice_clocks: {}, model_config: {lattice_candidates: 0, delta: null}}
   b-1: {config: stories-masked}
   c-1: {config: stories-autoregressive}
 """

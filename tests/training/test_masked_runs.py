@@ -182,9 +182,9 @@ def test_the_recipe_has_the_trunk_the_optimizers_and_the_budget_of_ours():
         "max_grad_norm clip_after_steps ema_decay next_token_weight cross_entropy_steps mixed_precision"
     ).split()
     assert {name: getattr(masked, name) for name in same} == {name: getattr(ours, name) for name in same}
-    # A step of ours takes 1.17 times as long.
+    # A step of ours takes 1.4 times as long.
     for name in ("max_steps", "decay_steps"):
-        assert getattr(masked, name) / getattr(ours, name) == pytest.approx(1.17, rel=0.02)
+        assert getattr(masked, name) / getattr(ours, name) == pytest.approx(1.4, rel=0.02)
     trunk = (
         "hidden_size num_hidden_layers num_attention_heads hidden_act hidden_dropout_prob attention_probs_dropout_prob"
     ).split()
