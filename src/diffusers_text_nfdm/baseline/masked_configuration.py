@@ -35,6 +35,7 @@ class MaskedDiffusionConfig(PreTrainedConfig):
     prediction_type = "categorical"
     self_conditioning = False
     jumps = False
+    lattice_candidates = 0
 
     vocab_size: int = 10767
     max_length: int = 64
