@@ -16,7 +16,7 @@ from diffusers_text_nfdm.pipelines.batches import Options, TextBatch
 
 CLOCKS = ("ramp:8", "blocks:8")
 NUM_CALLS = 64
-# The model of the recipe stories-in-motion, and one that only tries the benchmark out.
+# The model of the recipe stories-in-motion without its lattice, and one that only tries the benchmark out.
 MODELS = {
     "stories": {"embedding_dim": 32, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
     "quick": {"embedding_dim": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
@@ -26,7 +26,9 @@ MODELS = {
 class PlainPipeline(NFDMTextPipeline):
     """Every call reads what is written anew, and predicts all tokens of the text."""
 
-    def _predict(self, batch: TextBatch, timestep: Tensor, clock: BatchClock, options: Options) -> Prediction:
+    def _predict(
+        self, batch: TextBatch, timestep: Tensor, clock: BatchClock, options: Options
+    ) -> tuple[Prediction, int]:
         model, scheduler, z = options.model, options.scheduler, batch.z
         bounds = scheduler.step_bounds(timestep)
         step = clock.step_windows(bounds[0], *(scheduler.token_times(u, z).value for u in bounds))
@@ -41,7 +43,7 @@ class PlainPipeline(NFDMTextPipeline):
         # A token that begins is shown nothing.
         batch.shown = torch.zeros_like(shown)
         batch.shown[:, step.tokens] = prediction.shown_next[:, step.tokens]
-        return prediction
+        return prediction, 1
 
 
 def make_model(size: str) -> NFDMModel:
