@@ -228,8 +228,8 @@ def test_the_scale_of_hours_runs_from_end_to_end_at_toy_size(tables, data, tmp_p
         assert (
             output / "runs" / re.sub("[^a-z0-9]+", "-", model["name"].lower()) / "pipeline" / "README.md"
         ).is_file()
-    steps = section(page, "Number of steps")
-    for sampling in ("star:16", "sde:16", "star:16:time_grid=learned", "masked:16:block_size=8"):
+    steps, ours = section(page, "Number of steps"), "star:16:time_grid=learned:prediction=tokens:min_p=0.02"
+    for sampling in ("star:16", "sde:16", ours, "masked:16:block_size=8"):
         assert f"`{sampling}`" in steps
     quality = section(page, "Sample quality")
     assert quality.count("`star:16`") == 3 and "`sde:16`" not in quality and "`refine" not in quality
