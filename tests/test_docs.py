@@ -128,7 +128,7 @@ def examples(page: str) -> list[str]:
         ("add_a_forward_process.md", r"bound: \d+\.\d nats per text\n\["),
         ("add_a_scheduler.md", r"\['.+ 16$"),
         ("add_a_metric.md", r"\{'repetition': 0\.2222222222222222\}"),
-        ("lattices.md", r"\[33, 33, 33, 33\] \['.+'\]"),
+        ("lattices.md", r"\[33, 33, 33, 33\] \[.+\]"),
     ],
 )
 def test_the_code_of_a_page_runs(page, printed, tmp_path, monkeypatch, capsys):
