@@ -285,6 +285,8 @@ def test_arguments_that_do_not_fit_are_refused():
     model, ids = lattice_model(), make_ids(2)
     with pytest.raises(ValueError, match="along the clock 'shared', which has no windows"):
         model(ids, clock="shared", lattices=True)
+    with pytest.raises(ValueError, match="along the clock 'ramp:2', which has no windows here"):
+        model(ids, clock="ramp:2", t=torch.full((2,), 0.5), lattices=True)
     with pytest.raises(ValueError, match="`known` has no meaning for jumps and lattices"):
         model(ids, known=torch.eye(2, LENGTH).bool(), clock="ramp:2", lattices=True)
     with pytest.raises(ValueError, match="this model has no `lattice_candidates`"):

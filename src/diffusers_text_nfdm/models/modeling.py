@@ -267,12 +267,12 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             return self._jump_output(input_ids, clock, draws, next_token_weight, return_dict)
         if t is None:
             times, windows = self.token_times(clock, draws, known)
-            if lattices:
-                if windows is None:
-                    raise ValueError(f"`lattices` is True along the clock {str(clock)!r}, which has no windows.")
-                return self._lattice_output(input_ids, times, windows, draws, next_token_weight, return_dict)
         else:
             times, windows = self.given_times(t, known), clock.fixed_windows(self.config.max_length, input_ids.device)
+        if lattices:
+            if windows is None:
+                raise ValueError(f"`lattices` is True along the clock {str(clock)!r}, which has no windows here.")
+            return self._lattice_output(input_ids, times, windows, draws, next_token_weight, return_dict)
         options = draws, known, windows, next_token_weight > 0
 
         if cross_entropy:
