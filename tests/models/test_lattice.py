@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tiny import LENGTH, VOCAB, make_config, make_ids, make_model, seeded
 
 from diffusers_text_nfdm import objective
+from diffusers_text_nfdm.clocks import Windows
 from diffusers_text_nfdm.likelihood import estimate_likelihood, exact_likelihood
 from diffusers_text_nfdm.models.lattice import TokenLattice
 from diffusers_text_nfdm.networks.linear_cross_entropy import linear_cross_entropy
@@ -267,6 +268,39 @@ def test_the_bound_given_a_beginning_is_that_of_the_rest_of_the_text():
     assert not torch.allclose(changed.diffusion[~known], terms.diffusion[~known])
 
 
+def test_a_text_that_is_one_window_is_first_read_from_left_to_right():
+    """The second call sees what the reading says, and so what is before a token and what is behind it."""
+    model, ids = lattice_model(**DOUBLE), make_ids(2)
+    draws, t = model.draw(2, seeded(0)), torch.full((2, 1), 0.4, dtype=torch.float64)
+    z = model.forward_process.marginal(model.embed(ids), t).sample(draws.noise)
+    windows = Windows(torch.zeros(1, LENGTH, dtype=torch.long), None)
+    reading = model.train().denoise(z, t, None, windows=windows).states
+    prediction = model.eval().denoise(z, t, None)
+    assert prediction.lattice is None
+    assert torch.allclose(prediction.logits, model.denoise(z, t, None, None, reading).logits)
+    other = z.clone()
+    other[:, -1] += 1
+    changed = model.denoise(other, t, None).states
+    assert not torch.allclose(changed[:, 0], prediction.states[:, 0])
+    moved = model.train().denoise(other, t, None, windows=windows).states
+    assert torch.equal(moved[:, :-1], reading[:, :-1])
+
+
+def test_along_the_shared_clock_the_parts_of_a_lattice_are_those_of_the_whole_text():
+    model, ids = lattice_model(**DOUBLE), make_ids(2)
+    draws, t = model.draw(2, seeded(0)), torch.full((2,), 0.4, dtype=torch.float64)
+    whole = model(ids, clock="shared", t=t, draws=draws, lattices=True)
+    assert torch.equal(whole.lattice, model(ids, clock="ramp:2", t=t, draws=draws, lattices=True).lattice)
+    windows = Windows(torch.zeros(1, LENGTH, dtype=torch.long), None)
+    seen, followed, _ = objective.lattice_losses(model, ids, t[:, None], draws, windows)
+    assert torch.allclose(whole.lattice, seen.sum(-1) + followed.sum(-1))
+    draws.noise = draws.noise.clone()
+    draws.noise[:, 0] += 1
+    changed, after, _ = objective.lattice_losses(model, ids, t[:, None], draws, windows)
+    assert torch.equal(changed[:, 0], seen[:, 0]) and torch.equal(after[:, 0], followed[:, 0])
+    assert (changed[:, 1:] != seen[:, 1:]).all() and (after[:, 1:] != followed[:, 1:]).all()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -283,10 +317,6 @@ def test_configurations_without_a_lattice_are_refused(options, message):
 
 def test_arguments_that_do_not_fit_are_refused():
     model, ids = lattice_model(), make_ids(2)
-    with pytest.raises(ValueError, match="along the clock 'shared', which has no windows"):
-        model(ids, clock="shared", lattices=True)
-    with pytest.raises(ValueError, match="along the clock 'ramp:2', which has no windows here"):
-        model(ids, clock="ramp:2", t=torch.full((2,), 0.5), lattices=True)
     with pytest.raises(ValueError, match="`known` has no meaning for jumps and lattices"):
         model(ids, known=torch.eye(2, LENGTH).bool(), clock="ramp:2", lattices=True)
     with pytest.raises(ValueError, match="this model has no `lattice_candidates`"):

@@ -28,10 +28,11 @@ class Windows(NamedTuple):
         starts: where the window of each token starts, `(1 or batch, length)`.
         mixing: number of neighbouring tokens, from the first on, within which a forward process may let tokens see
             each other. Along a ramp it is 1: what a token's mean depends on may not change as the window moves on.
+            `None` for the whole text.
     """
 
     starts: Tensor
-    mixing: int
+    mixing: int | None
 
 
 class Clock(ABC):

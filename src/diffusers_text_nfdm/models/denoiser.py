@@ -68,6 +68,8 @@ class Denoiser:
                 *inputs, clean, places, self_condition, second_call, candidates
             )
         else:
+            if self_condition is None and self.reads_first(windows):
+                self_condition, second_call = self.prediction.read(*inputs, places), True
             options = {} if second_call is True else {"second_call": second_call}
             prediction = self.prediction(*inputs, context, self_condition, clean, places, **options)
         prediction.window, prediction.length = window, z.shape[1]
@@ -100,6 +102,12 @@ class Denoiser:
         if not self.config.lattice_candidates or windows is None:
             return False
         return known is None or not (known[:, 1:] & ~known[:, :-1]).any()
+
+    def reads_first(self, windows: Windows | None) -> bool:
+        """Whether the first call is the reading from left to right that lattices are made of: where the whole text is
+        in motion. What the second one, in which all tokens see each other, adds is what is behind a token.
+        """
+        return self.config.lattice_candidates > 0 and windows is None
 
     def nothing_shown(self, z: Tensor) -> Tensor | None:
         """With self-conditioning, what the first step of a text is shown: zeros."""

@@ -270,8 +270,7 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         else:
             times, windows = self.given_times(t, known), clock.fixed_windows(self.config.max_length, input_ids.device)
         if lattices:
-            if windows is None:
-                raise ValueError(f"`lattices` is True along the clock {str(clock)!r}, which has no windows here.")
+            windows = Windows(torch.zeros_like(input_ids[:1]), None) if windows is None else windows
             return self._lattice_output(input_ids, times, windows, draws, next_token_weight, return_dict)
         options = draws, known, windows, next_token_weight > 0
 

@@ -328,6 +328,25 @@ class CategoricalPrediction(nn.Module):
         factors = torch.cat([states, evidence], dim=-1), weight, logit_bias
         return Prediction(factors=factors, table=table, states=states, lattice=lattice), following
 
+    @torch.no_grad()
+    def read(
+        self,
+        predictor: nn.Module,
+        z: Tensor,
+        t: Tensor,
+        alpha_sigma: AlphaSigma,
+        table: Tensor,
+        bias: Tensor,
+        places: Places,
+    ) -> Tensor:
+        """States of a text that is read from left to right, of which nothing is written: they are shown to a call in
+        which all tokens see each other.
+        """
+        inputs = z, t, alpha_sigma, table, bias, predictor.nothing_read(len(z)), places
+        states = self.along_lattice(predictor, *inputs)[0].states
+        torch.clear_autocast_cache()
+        return states
+
 
 @torch.no_grad()
 def token_posterior(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

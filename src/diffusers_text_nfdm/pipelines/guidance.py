@@ -125,6 +125,10 @@ class GuidedModel:
         """Two predictions are mixed token by token."""
         return False
 
+    def reads_first(self, *_: Any) -> bool:
+        """A model with a condition has no lattice."""
+        return False
+
     def nothing_shown(self, z: Tensor) -> Tensor | None:
         """As in `Denoiser`, for both models."""
         shown = [model.nothing_shown(z) for model in (self.model, self.weaker)]

@@ -420,6 +420,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         shown, calls = model.nothing_shown(z) if batch.shown is None else batch.shown, 1
         if model.is_lattice(windows, batch.known) and not (shown.any(-1) | (s == t)).all():
             shown, calls = None, 2
+        elif batch.shown is None and model.reads_first(windows):
+            # The reading from left to right is two.
+            shown, calls = None, 3
         t = scheduler.token_times(timestep, z).value
         prediction = model.denoise(
             z, t, batch.context, clean, shown, windows=windows, known=batch.known, window=window
