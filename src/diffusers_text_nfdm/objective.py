@@ -71,7 +71,7 @@ def bound(
     path = process.path(times, c, mixing)
     true = path(E)
     z = keep_known(known, process.initial_marginal(E, c).mean, true.sample(draws.noise))
-    shown = model.shown_prediction(draws, z, times.value, c, clean, windows, known)
+    shown = model.shown_prediction(draws, E, z, times.value, c, clean, windows, known)
     second_call = model.second_calls(draws)
     prediction = model.denoise(z, times.value, c, clean, shown, windows, known, second_call=second_call)
     E_hat = keep_known(known, E, prediction.embeddings)
@@ -123,7 +123,7 @@ def cross_entropy(
         z = process.marginal(E, t, c, mixing).sample(draws.noise)
         z = keep_known(known, process.initial_marginal(E, c).mean, z)
     clean, next_token_losses = model.clean_stream(input_ids, windows, next_token, detach_process=True)
-    shown = model.shown_prediction(draws, z, t, c, clean, windows, known)
+    shown = model.shown_prediction(draws, E, z, t, c, clean, windows, known)
     options = {"detach_process": True, "second_call": model.second_calls(draws)}
     prediction = model.denoise(z, t, c, clean, shown, windows, known, **options)
     losses, _ = linear_cross_entropy(*prediction.factors, input_ids)

@@ -237,11 +237,11 @@ def test_a_quarter_of_the_texts_are_shown_theirs_and_slices_keep_them():
     model = conditioned().train()
     draws = model.draw(1000, seeded(0))
     z, t = torch.randn(1000, LENGTH, 4, dtype=torch.float64), torch.full((1000, 1), 0.4, dtype=torch.float64)
-    shown = model.shown_prediction(draws, z, t, None, None, None).flatten(1).any(1)
+    shown = model.shown_prediction(draws, z, z, t, None, None, None).flatten(1).any(1)
     assert torch.equal(shown, draws.self_conditioned < 0.25) and 200 < shown.sum() < 300
     assert torch.equal(draws.slice(3, 9).self_conditioned, draws.self_conditioned[3:9])
     assert make_model("nfdm").draw(4).self_conditioned is None
-    assert model.eval().shown_prediction(draws, z, t, None, None, None) is None
+    assert model.eval().shown_prediction(draws, z, z, t, None, None, None) is None
 
 
 @pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)

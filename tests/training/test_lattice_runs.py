@@ -41,8 +41,21 @@ def test_a_run_starts_from_a_checkpoint_without_a_lattice(data, tmp_path):
     assert pipe(num_samples=2, num_inference_steps=4, clock="shared").calls.tolist() == [6, 6]
 
 
+def test_prototypes_start_at_training_texts_and_go_on_from_those_of_a_checkpoint(data, tmp_path):
+    options = {**LATTICE, **SETTINGS, "model_config": {**LATTICE["model_config"], "num_prototypes": 5}}
+    trainer = Trainer(arguments(data, tmp_path / "run", **options))
+    texts = trainer.data.train_ids()[:5]["input_ids"].long()
+    assert torch.equal(trainer.model.predictor.prototypes.texts, trainer.model.embed(texts))
+    trainer.train()
+    pipeline = tmp_path / "run" / "pipeline"
+    again = Trainer(arguments(data, tmp_path / "again", model_name_or_path=str(pipeline), **options))
+    trained = NFDMTextPipeline.from_pretrained(pipeline).model.predictor.prototypes.texts
+    assert torch.equal(again.model.predictor.prototypes.texts, trained)
+    assert not torch.equal(trained, trainer.model.embed(texts))
+
+
 def test_a_run_in_parts_is_the_run_in_one(data, tmp_path):
-    options = {**LATTICE, **SETTINGS}
+    options = {**LATTICE, **SETTINGS, "model_config": {**LATTICE["model_config"], "num_prototypes": 5}}
     train(arguments(data, tmp_path / "whole", **options))
     assert train(arguments(data, tmp_path / "parts", stop_after_steps=3, **options)) is None
     assert train(arguments(data, tmp_path / "parts", resume="latest", **options)) is not None

@@ -66,6 +66,8 @@ class TextDiffusionConfig(PreTrainedConfig):
             stream of `"two_stream"` (`objective.jump_losses`).
         lattice_candidates: the tokens of a window are inferred together, in a lattice (`models/lattice.py`), each by
             so many candidates; 0 infers each by itself. For the clean stream of `"two_stream"`.
+        num_prototypes: where a whole text is in motion it is compared with so many learned ones
+            (`networks/prototypes.py`); for a model with `lattice_candidates`.
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
             `z_0 ~ N(α_0 Emb, σ_0²)`.
@@ -100,6 +102,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     self_conditioning: bool = False
     jumps: bool = False
     lattice_candidates: int = 0
+    num_prototypes: int = 0
     stabilized_prediction: bool = True
     decoder: str = "linear"
     objective: str = "bound"
@@ -157,7 +160,12 @@ class TextDiffusionConfig(PreTrainedConfig):
                 f"`jumps` is True with `predictor` {self.predictor!r} and `prediction_type` {self.prediction_type!r}; "
                 "they follow a clean stream, which only 'two_stream' with 'categorical' has."
             )
-        check_integers(0, lattice_candidates=self.lattice_candidates)
+        check_integers(0, lattice_candidates=self.lattice_candidates, num_prototypes=self.num_prototypes)
+        if self.num_prototypes and not self.lattice_candidates:
+            raise ValueError(
+                f"`num_prototypes` is {self.num_prototypes} without `lattice_candidates`; prototypes are for a model "
+                "that first reads from left to right, as lattices do."
+            )
         if self.lattice_candidates and (self.predictor, self.prediction_type) != ("two_stream", "categorical"):
             raise ValueError(
                 f"`lattice_candidates` is {self.lattice_candidates} with `predictor` {self.predictor!r} and "

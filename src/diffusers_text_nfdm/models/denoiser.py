@@ -9,13 +9,17 @@ from ..clocks import Windows
 from ..networks.linear_cross_entropy import linear_cross_entropy
 from ..networks.two_stream_predictor import CleanTokens, Places, TextReader
 from .outputs import Draws
-from .prediction import Prediction
+from .prediction import Prediction, full_precision
 
 
 # Share of the texts whose first Ê training shows to the predictor, with self-conditioning; and of those that training
 # reads twice, where a second call sees tokens.
 SELF_CONDITIONED_SHARE = 0.25
 SECOND_CALL_SHARE = 0.75
+# Where the whole text is in motion, share of the texts to which training shows the states of a step before, as
+# sampling does, and the largest such step, as a share of the time to noise.
+STEP_BEFORE_SHARE = 0.5
+LARGEST_STEP_BEFORE = 0.35
 
 
 class Denoiser:
@@ -60,6 +64,7 @@ class Denoiser:
             table, bias = self.embedding_table(), self.token_bias.to(z.dtype)
             alpha_sigma = tuple(_at(x, part) for x in self.forward_process.alpha_sigma(t, context))
         inputs = self.predictor, z[:, part], _at(t, part), alpha_sigma, table, bias
+        outline = self._outline(z, alpha_sigma) if windows is None else None
         if self.is_lattice(windows, known):
             # In training what is inferred from left to right is enough: the network learns nothing on the way back.
             candidates = 0 if self.training else self.config.lattice_candidates
@@ -68,9 +73,13 @@ class Denoiser:
                 *inputs, clean, places, self_condition, second_call, candidates
             )
         else:
-            if self_condition is None and self.reads_first(windows):
-                self_condition, second_call = self.prediction.read(*inputs, places), True
+            if self.reads_first(windows):
+                second_call = True
+                if self_condition is None:
+                    self_condition = self._read_first(z, t, context, known)
             options = {} if second_call is True else {"second_call": second_call}
+            if outline is not None:
+                options["outline"] = outline
             prediction = self.prediction(*inputs, context, self_condition, clean, places, **options)
         prediction.window, prediction.length = window, z.shape[1]
         return prediction
@@ -92,7 +101,10 @@ class Denoiser:
             alpha_sigma, table = self.forward_process.alpha_sigma(t, context), self.embedding_table()
             bias = self.token_bias.to(z.dtype)
         inputs = self.predictor, z, t, alpha_sigma, table, bias, clean, self._places(t, windows, None)
-        prediction, following = self.prediction.along_lattice(*inputs, second_call=second_call, tokens=input_ids)
+        outline = self._outline(z, alpha_sigma) if windows.mixing is None else None
+        prediction, following = self.prediction.along_lattice(
+            *inputs, second_call=second_call, tokens=input_ids, outline=outline
+        )
         return prediction.states, following[:, 0]
 
     def is_lattice(self, windows: Windows | None, known: Tensor | None) -> bool:
@@ -108,6 +120,13 @@ class Denoiser:
         in motion. What the second one, in which all tokens see each other, adds is what is behind a token.
         """
         return self.config.lattice_candidates > 0 and windows is None
+
+    def _outline(self, z: Tensor, alpha_sigma: tuple[Tensor, Tensor]) -> Tensor | None:
+        """Ê of the prototypes, for a model that has some."""
+        if not self.config.num_prototypes:
+            return None
+        with full_precision(z):
+            return self.predictor.prototypes(z, alpha_sigma)
 
     def nothing_shown(self, z: Tensor) -> Tensor | None:
         """With self-conditioning, what the first step of a text is shown: zeros."""
@@ -176,6 +195,7 @@ class Denoiser:
     def shown_prediction(
         self,
         draws: Draws,
+        E: Tensor,
         z: Tensor,
         t: Tensor,
         context: Tensor | None,
@@ -184,8 +204,10 @@ class Denoiser:
         known: Tensor | None = None,
     ) -> Tensor | None:
         """In training, the first Ê of a share of the texts and zeros for the others: the predictor learns both
-        calls.
+        calls. Where it reads first, the states of that reading, or of a step before.
         """
+        if self.training and self.reads_first(windows):
+            return self._first_or_before(draws, E, z, t, context, known)
         if not self._sees_embeddings or not self.training:
             return None
         rows = (draws.self_conditioned < SELF_CONDITIONED_SHARE).nonzero()[:, 0]
@@ -197,6 +219,41 @@ class Denoiser:
                 windows = windows._replace(starts=windows.starts[rows])
             shown[rows] = self.first_prediction(z[rows], t[rows], context, clean, windows, known)
         return shown
+
+    @torch.no_grad()
+    def _first_or_before(
+        self, draws: Draws, E: Tensor, z: Tensor, t: Tensor, context: Tensor | None, known: Tensor | None
+    ) -> Tensor:
+        """What a call is shown whose text is in motion as a whole: the reading from left to right at its own times, or
+        the states of a step before, at later times and by other noise.
+        """
+        before = draws.self_conditioned < STEP_BEFORE_SHARE
+        step = LARGEST_STEP_BEFORE * (draws.self_conditioned / STEP_BEFORE_SHARE)[:, None]
+        later = t + step * (1 - t)
+        if known is not None:
+            later = torch.where(known, t, later)
+        z_later = self.forward_process.marginal(E, later, context).sample(draws.initial_noise)
+        if known is not None:
+            z_later = torch.where(known[..., None], z, z_later)
+        shown = z.new_zeros(*z.shape[:-1], self.config.hidden_size)
+        for rows, latents, times in ((before, z_later, later), (~before, z, t)):
+            if rows.any():
+                given = (None if x is None else x[rows] for x in (context, known))
+                shown[rows] = self._read_first(latents[rows], times[rows], *given)
+        if before.any():
+            given = tuple(None if x is None else x[before] for x in (context, known))
+            prediction = self.denoise(
+                z_later[before], later[before], given[0], self_condition=shown[before], known=given[1]
+            )
+            shown[before] = prediction.states
+        torch.clear_autocast_cache()
+        return shown
+
+    def _read_first(self, z: Tensor, t: Tensor, context: Tensor | None, known: Tensor | None) -> Tensor:
+        """States of a text in motion that is read from left to right."""
+        alpha_sigma = self.forward_process.alpha_sigma(t, context)
+        inputs = self.predictor, z, t, alpha_sigma, self.embedding_table(), self.token_bias.to(z.dtype)
+        return self.prediction.read(*inputs, self._places(t, None, known), self._outline(z, alpha_sigma))
 
     def second_calls(self, draws: Draws) -> bool | Tensor:
         """Which texts have a second call: in training a share of them, since the predictor learns both calls."""

@@ -129,6 +129,11 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         self.embeddings.weight.copy_(embeddings)
 
     @torch.no_grad()
+    def set_prototypes(self, input_ids: Tensor) -> None:
+        """Start the prototypes at the given texts, `(num_prototypes, max_length)`."""
+        self.predictor.prototypes.texts.copy_(self.embed(input_ids))
+
+    @torch.no_grad()
     def set_token_order(self) -> None:
         """For jumps, let like tokens follow one another, by the present embeddings: their noise is then close, too."""
         self.token_order.copy_(order_by_likeness(self.embedding_table()))

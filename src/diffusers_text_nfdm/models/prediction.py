@@ -205,6 +205,7 @@ class CategoricalPrediction(nn.Module):
         clean: CleanTokens | None = None,
         places: Places | None = None,
         second_call: bool | Tensor = True,
+        outline: Tensor | None = None,
     ) -> Prediction:
         """Logits from latents and times.
 
@@ -217,6 +218,7 @@ class CategoricalPrediction(nn.Module):
                 one; an Ê for a predictor that reads no tokens.
             second_call: with self-conditioning, whether there is one, or for which texts, `(batch,)`. No gradient
                 goes through the call before it.
+            outline: Ê of the prototypes.
         """
         output = predictor.output
         with full_precision(z):
@@ -237,6 +239,7 @@ class CategoricalPrediction(nn.Module):
         def read(rows: Tensor | slice, twice: bool) -> Tensor:
             inputs = (_of_texts(x, rows) for x in (latents, shown_t, context))
             given = None if clean is None else clean.rows(rows), None if places is None else places.rows(rows)
+            options = {} if outline is None else {"outline": outline[rows]}
             if not predictor.reads_tokens:
                 return predictor(*inputs, None, _of_texts(self_condition, rows), *given).to(z.dtype)
             inputs, seen, token_rows = tuple(inputs), shown[rows], predictor.token_rows.weight
@@ -244,7 +247,7 @@ class CategoricalPrediction(nn.Module):
             if states is None:
                 with torch.set_grad_enabled(torch.is_grad_enabled() and not twice):
                     tokens = mean_token_rows(seen, evidence_weight, bias, token_rows)
-                    states = predictor(*inputs, tokens, None, *given).to(z.dtype)
+                    states = predictor(*inputs, tokens, None, *given, **options).to(z.dtype)
             if not twice:
                 return states
             # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too
@@ -252,7 +255,7 @@ class CategoricalPrediction(nn.Module):
             torch.clear_autocast_cache()
             # The second call sees tokens as the states of the first one and the evidence of now predict them.
             tokens = mean_token_rows(torch.cat([states, seen], dim=-1), weight, logit_bias, token_rows)
-            return predictor(*inputs, tokens, None, *given, second_call=True).to(z.dtype)
+            return predictor(*inputs, tokens, None, *given, second_call=True, **options).to(z.dtype)
 
         if getattr(predictor, "second_call", None) is None:
             second_call = False
@@ -279,6 +282,7 @@ class CategoricalPrediction(nn.Module):
         second_call: bool | Tensor = True,
         candidates: int = 0,
         tokens: Tensor | None = None,
+        outline: Tensor | None = None,
     ) -> tuple[Prediction, Tensor | None]:
         """Windows read from left to right: what the latents before each token say of it, and what its own does; with
         `candidates` so many of each token, and from these the tokens inferred together (`TokenLattice`).
@@ -287,6 +291,7 @@ class CategoricalPrediction(nn.Module):
 
         Args:
             tokens: `(batch, seq)`, single candidates.
+            outline: Ê of the prototypes, where a whole text is read.
 
         Returns:
             the prediction, and the states that predict the token behind each candidate of `tokens`.
@@ -303,7 +308,7 @@ class CategoricalPrediction(nn.Module):
             if states is None:
                 with torch.no_grad():
                     own = predictor.soft_inputs(posterior.to(rows.dtype) @ rows, t)
-                    states = predictor.read_windows(own, clean, places)[0].to(z.dtype)
+                    states = predictor.read_windows(own, clean, places, None, outline)[0].to(z.dtype)
                 # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too
                 # (pytorch/pytorch#165068).
                 torch.clear_autocast_cache()
@@ -317,7 +322,7 @@ class CategoricalPrediction(nn.Module):
         if tokens is not None:
             chosen = tokens[..., None]
         inputs = None if chosen is None else predictor.clean_inputs(chosen.mT, own)
-        states, following = predictor.read_windows(own, clean, places, inputs)
+        states, following = predictor.read_windows(own, clean, places, inputs, outline)
         states, lattice = states.to(z.dtype), None
         following = None if following is None else following.to(z.dtype)
         if candidates:
@@ -338,12 +343,13 @@ class CategoricalPrediction(nn.Module):
         table: Tensor,
         bias: Tensor,
         places: Places,
+        outline: Tensor | None = None,
     ) -> Tensor:
         """States of a text that is read from left to right, of which nothing is written: they are shown to a call in
         which all tokens see each other.
         """
         inputs = z, t, alpha_sigma, table, bias, predictor.nothing_read(len(z)), places
-        states = self.along_lattice(predictor, *inputs)[0].states
+        states = self.along_lattice(predictor, *inputs, outline=outline)[0].states
         torch.clear_autocast_cache()
         return states
 

@@ -32,6 +32,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .dual import Dual
 from .noise_embedding import NoiseEmbedding
 from .predictor_parts import output_layer, self_condition_input, tanh_mlp
+from .prototypes import Prototypes
 from .time_embedding import TimeEmbedding
 
 
@@ -321,6 +322,9 @@ class TwoStreamPredictor(nn.Module):
         if config.lattice_candidates:
             # What is read before the first token of a text.
             self.beginning = nn.Parameter(torch.zeros(size))
+        if config.num_prototypes:
+            self.prototypes = Prototypes(config.num_prototypes, config.max_length, config.embedding_dim)
+            self.outline_input = nn.Linear(config.embedding_dim, size, bias=False)
         self.self_condition = None if self.reads_tokens else self_condition_input(config)
         self.context = None if context_dim is None else nn.Linear(context_dim, size)
         self.layers = nn.ModuleList(PredictorLayer(config) for _ in range(config.num_hidden_layers))
@@ -343,6 +347,10 @@ class TwoStreamPredictor(nn.Module):
             init.normal_(self.token_rows.weight)
         if self.config.lattice_candidates:
             init.normal_(self.beginning)
+        if self.config.num_prototypes:
+            init.normal_(self.prototypes.texts)
+            init.zeros_(self.prototypes.bias)
+            init.zeros_(self.outline_input.weight)
         if self.config.jumps:
             init.zeros_(self.noise_embedding.linear_2.weight)
             init.zeros_(self.noise_embedding.linear_2.bias)
@@ -367,6 +375,7 @@ class TwoStreamPredictor(nn.Module):
         clean: CleanTokens | None = None,
         places: Places | None = None,
         second_call: bool = False,
+        outline: Tensor | None = None,
     ) -> Tensor:
         """The states that the output layer gets, `(batch, seq, hidden_size)`.
 
@@ -382,6 +391,7 @@ class TwoStreamPredictor(nn.Module):
             places: where the noisy tokens stand; by default they are a text in one window. The tokens of a window
                 follow one another.
             second_call: `tokens` are from the predictions of a first call.
+            outline: Ê of the prototypes, of the shape of `z`.
         """
         places = places or Places.whole(z.shape[1], z.device)
         own = self.input(z.to(self.own_input.weight.dtype)) if tokens is None else tokens
@@ -390,6 +400,8 @@ class TwoStreamPredictor(nn.Module):
         x = self._contents(own, t, clean, places) + self.own_time_embedding(Dual(t)).value
         if second_call:
             x = x + self.second_call
+        if outline is not None:
+            x = x + self.outline_input(outline.to(x.dtype))
         if self.context is not None:
             x = x + self.context(context.to(x.dtype))[:, None]
         seen, positions = sees_noisy(places), places.positions - 1
@@ -429,7 +441,12 @@ class TwoStreamPredictor(nn.Module):
         return self.read_windows(self.noise_inputs(noise), clean, places)[0]
 
     def read_windows(
-        self, own: Tensor, clean: CleanTokens, places: Places, candidates: Tensor | None = None
+        self,
+        own: Tensor,
+        clean: CleanTokens,
+        places: Places,
+        candidates: Tensor | None = None,
+        outline: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """States of windows that are read from left to right, as the clean stream reads a text.
 
@@ -440,6 +457,7 @@ class TwoStreamPredictor(nn.Module):
             own: what is read of the tokens, `(batch, tokens, hidden_size)`.
             places: where they stand. The tokens of a window follow one another.
             candidates: what is read of tokens that each of them may be, `(batch, candidates, tokens, hidden_size)`.
+            outline: Ê of the prototypes, where a whole text is read.
 
         Returns:
             the states that predict the tokens, and for each candidate the one that predicts the token behind it, if it
@@ -451,6 +469,8 @@ class TwoStreamPredictor(nn.Module):
             index = (starts - 1).clamp(0, len(clean) - 1)[..., None].expand_as(own)
             last = torch.where((starts == 0)[..., None], last, clean.inputs.gather(1, index))
         x = torch.where((positions == starts)[..., None], last, F.pad(own[:, :-1], (0, 0, 1, 0)))
+        if outline is not None:
+            x = x + self.outline_input(outline.to(x.dtype))
         seen = (starts[..., None] == starts[..., None, :]) & (positions[..., None, :] <= positions[..., None])
         # The first state of a window is that of the clean token before it.
         before = torch.arange(len(clean), device=own.device) < starts[..., None] - 1

@@ -41,9 +41,9 @@ MODELS = {
 }
 # What the configuration of a run may have otherwise than that of the checkpoint it starts from.
 FREE_OF_CHECKPOINT = (
-    "clock", "trained_clocks", "trained_block_sizes", "jumps", "lattice_candidates", "hidden_dropout_prob",
-    "attention_probs_dropout_prob", "dropout", "time_sampler", "objective", "dtype", "architectures",
-    "transformers_version",
+    "clock", "trained_clocks", "trained_block_sizes", "jumps", "lattice_candidates", "num_prototypes",
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "time_sampler", "objective", "dtype",
+    "architectures", "transformers_version",
 )  # fmt: skip
 # The name of a tokenizer that is trained from the data.
 SUBWORD = "subword"
@@ -251,6 +251,10 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
     # A checkpoint that has jumps has its order, too.
     if getattr(config, "jumps", False) and (data.start is None or not data.start.model.config.jumps):
         model.set_token_order()
+    prototypes = getattr(config, "num_prototypes", 0)
+    if prototypes and (data.start is None or not data.start.model.config.num_prototypes):
+        texts = data.validation_rows(prototypes) if arguments.streaming else data.train_ids()[:prototypes]
+        model.set_prototypes(texts["input_ids"].long())
     if arguments.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model
