@@ -83,11 +83,16 @@ def test_what_is_missing_is_trained_and_what_is_finished_is_on_the_page(study, t
     assert (runs / "b-1" / "calls").read_text().splitlines()[1].endswith("--resume latest")
     text = (tmp_path / "page.md").read_text()
     assert text in capsys.readouterr().out
-    assert "| a-1 | 1,234,567 | 6 | 5 | 48.40 ± 0.50 | 1.100 |" in text and "| c-1 | | | not run | | |" in text
+    assert "| a-1 | 1,234,567 | 6 | 5 | 48.40 ± 0.50 | 1.100 | " in text and "| c-1 | | | not run | | | |" in text
     assert "| b-1 | `jump:8` | 7.5 | 8 | 84.0% | 90.0% of 10 | 45.00 ± 0.10 |" in text
     assert (tmp_path / "page.png").stat().st_size > 10_000
     study.main([*options, "--only"])
     assert not (runs / "c-1").exists()
+    # In another folder only what the page does not have is trained.
+    study.main(["--plan", str(plan), "--runs", str(tmp_path / "later"), "--output", str(tmp_path / "page")])
+    assert (tmp_path / "later" / "c-1").is_dir() and not (tmp_path / "later" / "a-1").exists()
+    assert "| a-1 | 1,234,567 |" in (tmp_path / "page.md").read_text()
+    assert "not run" not in (tmp_path / "page.md").read_text()
 
 
 def test_a_study_of_many_runs_has_a_picture():

@@ -36,6 +36,7 @@ class MaskedDiffusionConfig(PreTrainedConfig):
     self_conditioning = False
     jumps = False
     lattice_candidates = 0
+    num_prototypes = 0
 
     vocab_size: int = 10767
     max_length: int = 64
