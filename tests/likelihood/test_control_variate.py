@@ -55,7 +55,7 @@ def test_the_rate_of_the_signal_to_noise_ratio_is_its_derivative(name):
         torch.testing.assert_close(snr_rate(model, t, context), expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("clock", ["ramp:3", "blocks:2"])
+@pytest.mark.parametrize("clock", ["ramp:3", "blocks:2", "shared"])
 def test_the_bound_has_the_same_mean_with_it(clock, monkeypatch):
     model, ids = make_model("nfdm", **OPTIONS), texts(64)
     options = {"clock": clock, "num_draws": 64, "time_sampler": "learned"}
@@ -85,6 +85,13 @@ def test_known_tokens_have_none(monkeypatch):
     monkeypatch.setattr(estimation, "has_control_variate", lambda *_: False)
     plain = estimate_likelihood(model, ids, **options).nats_per_story.value
     assert residuals and shifted == pytest.approx(plain - (~known[0]).sum().item(), rel=1e-10)
+
+
+@pytest.mark.parametrize(("clock", "some"), [("random:3", False), ("shared", True)])
+def test_where_a_token_is_given_what_follows_there_is_none(clock, some):
+    known = torch.eye(TEXTS, LENGTH).bool() if some else None
+    estimate = estimate_likelihood(make_model("nfdm", **OPTIONS), texts(), clock=clock, known=known, num_draws=2)
+    assert estimate.protocol["control_variate"] is None
 
 
 def test_a_model_without_a_clean_stream_has_none():

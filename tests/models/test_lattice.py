@@ -284,6 +284,10 @@ def test_a_text_that_is_one_window_is_first_read_from_left_to_right():
     assert not torch.allclose(changed[:, 0], prediction.states[:, 0])
     moved = model.train().denoise(other, t, None, windows=windows).states
     assert torch.equal(moved[:, :-1], reading[:, :-1])
+    # The reading is two calls.
+    for clock, calls in (("shared", 3), ("ramp:2", 2)):
+        estimate = estimate_likelihood(model, ids, clock=clock, num_draws=2, time_sampler="learned")
+        assert estimate.num_function_evaluations == 2 * 2 * calls
 
 
 def test_along_the_shared_clock_the_parts_of_a_lattice_are_those_of_the_whole_text():

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..checks import as_token_ids, check_integers, check_seed
-from ..clocks import Clock, Density, check_known
+from ..clocks import Clock, Density, SharedClock, check_known
 from ..conditions import with_condition
 from ..models import TERMS, Draws, TextDiffusionModel, evaluation_mode
 from ..objective import bound
@@ -55,7 +55,8 @@ def estimate_likelihood(
     The columns of a prepared dataset are the arguments. Each text gets `num_draws` evaluations in two independent
     halves. Within a half the times are stratified (one in each cell of equal probability, with a random shift), so the
     half-difference of a text is an unbiased measure of its Monte-Carlo error. Where a clean stream is given to windows
-    of the clock, what tokens would cost alone is a control variate (`control_variate`): it changes no mean.
+    of the clock, and along the shared clock, what tokens would cost alone is a control variate (`control_variate`): it
+    changes no mean.
 
     Args:
         input_ids: `(texts, max_length)`, padding included.
@@ -98,7 +99,8 @@ def estimate_likelihood(
             density, pilot_evaluations = fit_times(model, clock, input_ids, known, batch_size, generator)
             evaluations += pilot_evaluations
         draws = stratified_draws(model, input_ids, known, num_draws, batch_size, generator, progress)
-        halves = _evaluate(model, clock, draws, density, len(input_ids), num_draws)
+        controlled = has_control_variate(model, clock, known is not None)
+        halves = _evaluate(model, clock, draws, density, len(input_ids), num_draws, controlled)
 
     protocol = {
         "quantity": "upper bound of -log p(x), t random over [0, 1], noise standard normal, every position counted",
@@ -107,7 +109,7 @@ def estimate_likelihood(
         "texts": len(input_ids),
         "draws_per_text": num_draws,
         "times": f"stratified, density {time_sampler!r}",
-        "control_variate": "tokens alone, given the clean stream" if has_control_variate(model, clock) else None,
+        "control_variate": "tokens alone, given the clean stream" if controlled else None,
         "seed": seed,
         "batch_size": batch_size,
         "dtype": str(model.dtype),
@@ -115,7 +117,7 @@ def estimate_likelihood(
     }
     if share is not None:
         protocol["known"] = f"{share:.1%} of the tokens are given, and not counted"
-    evaluations *= model.config.calls_per_prediction
+    evaluations *= model.calls_per_prediction(clock)
     positions = unknown_positions(known, input_ids, model.config.condition_length)
     return in_units(dict(zip(TERMS, halves)), positions, tokens, chars, evaluations, protocol)
 
@@ -172,9 +174,13 @@ def exact_likelihood(
     return in_units({"autoregressive": halves}, positions, tokens, chars, len(input_ids), protocol)
 
 
-def has_control_variate(model: TextDiffusionModel, clock: Clock) -> bool:
-    """Whether the tokens in motion are given what the clean stream has read."""
-    return model.has_clean_stream and model.has_windows(clock)
+def has_control_variate(model: TextDiffusionModel, clock: Clock, some_known: bool) -> bool:
+    """Whether what tokens would cost alone, given what is before them, is close to what they cost: in windows, which
+    are given that, and where all tokens of a text have one time. In a random order, or with tokens given behind them,
+    it is not.
+    """
+    one_time = isinstance(clock, SharedClock) and not some_known
+    return model.has_clean_stream and (model.has_windows(clock) or one_time)
 
 
 def moving_share(model: TextDiffusionModel, clock: Clock) -> float:
@@ -270,10 +276,10 @@ def _evaluate(
     density: Density | None,
     num_texts: int,
     num_draws: int,
+    controlled: bool,
 ) -> Tensor:
     """The terms as `(terms, texts, halves)`; each half is the mean of its draws."""
     halves = torch.zeros(len(TERMS), num_texts, 2, dtype=torch.float64)
-    controlled = has_control_variate(model, clock)
     for rows, half, batch, given, draws in evaluations:
         times, windows = model.token_times(clock, draws, given, density)
         terms = bound(model, batch, times, draws, given, windows)

@@ -21,7 +21,7 @@ from ..conditions import with_condition
 from ..models import TextDiffusionModel, evaluation_mode
 from ..objective import bound
 from .control_variate import lone_token_costs
-from .estimation import check_draws, has_control_variate, prepared_texts, stratified_draws
+from .estimation import check_draws, prepared_texts, stratified_draws
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def window_excess(
     input_ids, _, _ = prepared_texts(model, input_ids, None, None, batch_size)
     check_draws(num_draws, seed)
     clock = model.clock(clock)
-    if not has_control_variate(model, clock):
+    if not (model.has_clean_stream and model.has_windows(clock)):
         raise ValueError(
             f"Along the clock {str(clock)!r} this model has no windows that are given a clean stream: no token has a "
             "place in one."

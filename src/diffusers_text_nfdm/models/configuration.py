@@ -193,11 +193,6 @@ class TextDiffusionConfig(PreTrainedConfig):
         check_one_of("objective", self.objective, OBJECTIVES)
         check_one_of("time_sampler", self.time_sampler, TIME_SAMPLERS)
 
-    @property
-    def calls_per_prediction(self) -> int:
-        """How often a bound calls the predictor for one Ê."""
-        return 2 if self.self_conditioning else 1
-
     def _check_heads(self, size_name: str, heads_name: str) -> None:
         size, heads = getattr(self, size_name), getattr(self, heads_name)
         if size % (2 * heads):

@@ -210,6 +210,13 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         whole = clock.block_size == self.config.max_length
         return self.config.predictor == "two_stream" and clock.has_windows and not whole
 
+    def calls_per_prediction(self, clock: Clock) -> int:
+        """How often a bound along the clock calls the predictor for one Ê."""
+        if not self.config.self_conditioning:
+            return 1
+        # The reading from left to right is two.
+        return 3 if not self.has_windows(clock) and self.reads_first(None) else 2
+
     def forward(
         self,
         input_ids: Tensor,
