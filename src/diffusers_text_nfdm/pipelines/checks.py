@@ -12,9 +12,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..checks import check_one_of, is_number
-from ..clocks import Clock
+from ..clocks import Clock, SharedClock
 from ..models.token_choice import check_cuts
-from ..schedulers import JumpScheduler, ReverseODEScheduler, TextDiffusionScheduler, TokenScheduler
+from ..schedulers import (
+    JumpScheduler,
+    MarkovChainScheduler,
+    ReverseODEScheduler,
+    TextDiffusionScheduler,
+    TokenScheduler,
+)
 from ..tokenization import special_ids
 from .samples import check_given, check_samples
 
@@ -38,9 +44,16 @@ def warn_of_untrained(config: TextDiffusionConfig, clock: Clock) -> None:
         )
 
 
+def finish_time(scheduler: TextDiffusionScheduler | TokenScheduler) -> float | None:
+    """That of a Markov chain; another scheduler's config may still hold one."""
+    return scheduler.config.finish_time if isinstance(scheduler, MarkovChainScheduler) else None
+
+
 def draws_tokens(scheduler: TextDiffusionScheduler | TokenScheduler) -> bool:
     """Whether a scheduler draws tokens itself, by the knobs of its config."""
-    return isinstance(scheduler, TokenScheduler) or scheduler.config.get("prediction") == "tokens"
+    if isinstance(scheduler, TokenScheduler) or scheduler.config.get("prediction") == "tokens":
+        return True
+    return finish_time(scheduler) is not None
 
 
 def check_token_scheduler(
@@ -115,6 +128,20 @@ def check_guidance(
         )
 
 
+def check_finish(
+    model: TextDiffusionModel, scheduler: TextDiffusionScheduler | TokenScheduler, clock: Clock, guided: bool
+) -> None:
+    """Raise a ValueError for a `finish_time` where no clean stream could finish a text."""
+    time = finish_time(scheduler)
+    if time is None:
+        return
+    if not model.has_clean_stream or not isinstance(clock, SharedClock) or guided:
+        raise ValueError(
+            f"The scheduler has `finish_time` {time}, which is for a model with a clean stream ('two_stream' with "
+            f"'categorical'), along the clock 'shared' and without guidance; the clock is {str(clock)!r}."
+        )
+
+
 def check_latents(name: str, latents: Any, shape: Sequence[int]) -> Tensor:
     """The latents; a ValueError for another shape, and for values that are not finite."""
     shape = tuple(shape)
@@ -162,6 +189,11 @@ def check_call(
     if chain and clamp_predictions:
         raise ValueError(
             "`clamp_predictions` is True, but with the scheduler's `prediction` 'tokens' Ê is tokens already."
+        )
+    if finish_time(pipeline.scheduler) is not None and (clamp_predictions or confidence_threshold is not None):
+        raise ValueError(
+            "`clamp_predictions` and `confidence_threshold` have no meaning with the scheduler's `finish_time`; leave "
+            "them out."
         )
     if confidence_threshold is not None:
         _check_confidence(pipeline, confidence_threshold, clamp_predictions)

@@ -15,19 +15,22 @@ from ..checks import check_integers
 from ..clocks import BatchClock, Clock
 from ..conditions import absent_placeholders
 from ..models import Prediction, TextDiffusionModel, evaluation_mode
-from ..models.token_choice import draw_tokens, draw_uniforms, exclude
+from ..models.token_choice import CHOICE, draw_tokens, draw_uniforms, exclude
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler, TokenScheduler
 from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_outputs, join_trajectories, read_before
 from .checks import (
     check_call,
+    check_finish,
     check_guidance,
     check_latents,
     check_token_scheduler,
     draws_tokens,
+    finish_time,
     warn_of_untrained,
 )
 from .early_end import EarlyEnd
+from .finishing import finish_texts
 from .guidance import GuidedModel
 from .hub import HubCheckpointMixin
 from .prompts import write_prompts
@@ -206,6 +209,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         )
         check_guidance(config, self.scheduler, guidance_scale, guidance_model)
         clock = self.model.clock(clock)
+        check_finish(self.model, self.scheduler, clock, guidance_scale != 1)
         warn_of_untrained(self.model.config, clock)
         if num_inference_steps is None and timesteps is None and not isinstance(self.scheduler, TokenScheduler):
             blocks = config.max_length // (clock.block_size or config.max_length)
@@ -370,6 +374,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             options.bar.update()
             if early is not None and early.decided.all():
                 break
+        if finish_time(scheduler) is not None and not self._interrupt:
+            self._finish(batch, prediction, options)
         if early is not None:
             clean = model.forward_process.initial_marginal(model.embed(early.tokens), batch.context).mean
             batch.z = torch.where(early.chosen[..., None], clean, batch.z)
@@ -378,6 +384,14 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         if not torch.isfinite(batch.z).all():
             raise ValueError("The latents are not finite: the model's weights are damaged, or their type too narrow.")
         self._write(batch, model.config.max_length, options)
+
+    def _finish(self, batch: TextBatch, prediction: Prediction, options: Options) -> None:
+        """Draw the tokens of the last prediction together with the clean stream."""
+        model, choice = options.model, {name: options.scheduler.config[name] for name in CHOICE}
+        uniforms = draw_uniforms(*batch.z.shape[:2], batch.generators, batch.z.device)
+        batch.written, calls = finish_texts(model, prediction, uniforms, batch.known, batch.given, choice)
+        batch.calls = batch.calls + calls
+        batch.z = model.forward_process.initial_marginal(model.embed(batch.written), batch.context).mean
 
     def _write_tokens(self, batch: TextBatch, options: Options) -> None:
         latest, calls = None, 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for this name here)
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
 from ..checks import is_number
+from ..clocks import BatchClock
 from ..forward_processes import ForwardProcess
 from ..models.prediction import Prediction
 from ..models.token_choice import CHOICE, check_choice
@@ -40,6 +43,8 @@ class MarkovChainScheduler(TextDiffusionScheduler):
             what the model has not quite unlearned and leaves the odds of the rest as they are, which a lower
             temperature does not.
         top_k, top_p: only the k most probable tokens are drawn, and of these the fewest with this probability.
+        finish_time: along the shared clock, the time of the last prediction, whose tokens are drawn together with the
+            clean stream (`pipelines/finishing.py`); by default the last step takes each by itself.
     """
 
     # A config may still hold the `start_time` of the scheduler that this one was exchanged for.
@@ -55,14 +60,25 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         min_p: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        finish_time: float | None = None,
     ):
         self._check_config()
+        if finish_time is not None and not (is_number(finish_time) and 0 < finish_time < 1):
+            raise ValueError(f"`finish_time` is {finish_time!r}; it must be a number in (0, 1).")
         named = isinstance(noise_fraction, str) and noise_fraction == "snr"
         if not named and not (is_number(noise_fraction) and 0 <= noise_fraction <= 1):
             raise ValueError(f"`noise_fraction` is {noise_fraction!r}; it must be a number in [0, 1] or 'snr'.")
         if prediction not in ("mean", "tokens"):
             raise ValueError(f"`prediction` is {prediction!r}; it must be 'mean' or 'tokens'.")
         check_choice(temperature, top_k, top_p, min_p)
+
+    def _time_grid(
+        self, num_steps: int | None, timesteps: Sequence[float] | None, clock: BatchClock | None
+    ) -> list[float]:
+        grid, finish = super()._time_grid(num_steps, timesteps, clock), self.config.finish_time
+        if finish is None or timesteps is not None:
+            return grid
+        return [1 - (1 - finish) * u / max(num_steps - 1, 1) for u in range(num_steps)] + [0.0]
 
     def step(
         self,
