@@ -130,6 +130,19 @@ def cross_entropy(
     return losses if known is None else losses.masked_fill(known, 0), next_token_losses
 
 
+def outline_errors(
+    model: TextDiffusionModel, input_ids: Tensor, t: Tensor, draws: Draws, known: Tensor | None = None
+) -> Tensor:
+    """`||E_i - Ê_i||²` of the prototypes' Ê, `(batch, seq)`: it trains the prototypes alone."""
+    process = model.forward_process
+    with torch.no_grad():
+        E = model.embed(input_ids)
+        c, _ = model.encode_context(E, draws.context_noise)
+        z = keep_known(known, process.initial_marginal(E, c).mean, process.marginal(E, t, c).sample(draws.noise))
+        alpha_sigma = process.alpha_sigma(t, c)
+    return (E - model.outline(z, alpha_sigma)).square().sum(-1)
+
+
 def jump_losses(
     model: TextDiffusionModel, input_ids: Tensor, starts: Tensor, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:

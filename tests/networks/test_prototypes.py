@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import DIM, LENGTH, make_config, make_ids, make_model, seeded
 
+from diffusers_text_nfdm import objective
 from diffusers_text_nfdm.likelihood import estimate_likelihood
 from diffusers_text_nfdm.networks.prototypes import Prototypes
 
@@ -107,6 +108,22 @@ def test_they_start_at_texts_and_are_trained_by_the_cross_entropy():
         model.zero_grad()
         model.train()(ids, clock="shared", generator=seeded(0), **options).loss.backward()
         assert model.predictor.prototypes.texts.grad.any() and model.predictor.prototypes.bias.grad.any()
+
+
+def test_their_own_error_is_added_in_training_and_trains_them_alone():
+    model, ids = reader(**DOUBLE), make_ids(2)
+    draws = model.draw(2, seeded(0))
+    draws.self_conditioned = torch.ones(2, **DOUBLE)
+    evaluated = model(ids, clock="shared", draws=draws, cross_entropy=True)
+    trained = model.train()(ids, clock="shared", draws=draws, cross_entropy=True)
+    times, _ = model.token_times(model.clock("shared"), draws)
+    errors = objective.outline_errors(model, ids, times.value, draws).sum(-1)
+    assert torch.allclose(trained.cross_entropy, evaluated.cross_entropy)
+    assert torch.allclose(trained.loss, evaluated.loss + 0.02 * errors.mean())
+    model.zero_grad()
+    errors.sum().backward()
+    moved = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert moved == {"predictor.prototypes.texts", "predictor.prototypes.bias"}
 
 
 def test_training_shows_the_reading_or_a_step_before():

@@ -64,7 +64,7 @@ class Denoiser:
             table, bias = self.embedding_table(), self.token_bias.to(z.dtype)
             alpha_sigma = tuple(_at(x, part) for x in self.forward_process.alpha_sigma(t, context))
         inputs = self.predictor, z[:, part], _at(t, part), alpha_sigma, table, bias
-        outline = self._outline(z, alpha_sigma) if windows is None else None
+        outline = self.outline(z, alpha_sigma) if windows is None else None
         if self.is_lattice(windows, known):
             # In training what is inferred from left to right is enough: the network learns nothing on the way back.
             candidates = 0 if self.training else self.config.lattice_candidates
@@ -101,7 +101,7 @@ class Denoiser:
             alpha_sigma, table = self.forward_process.alpha_sigma(t, context), self.embedding_table()
             bias = self.token_bias.to(z.dtype)
         inputs = self.predictor, z, t, alpha_sigma, table, bias, clean, self._places(t, windows, None)
-        outline = self._outline(z, alpha_sigma) if windows.mixing is None else None
+        outline = self.outline(z, alpha_sigma) if windows.mixing is None else None
         prediction, following = self.prediction.along_lattice(
             *inputs, second_call=second_call, tokens=input_ids, outline=outline
         )
@@ -121,7 +121,7 @@ class Denoiser:
         """
         return self.config.lattice_candidates > 0 and windows is None
 
-    def _outline(self, z: Tensor, alpha_sigma: tuple[Tensor, Tensor]) -> Tensor | None:
+    def outline(self, z: Tensor, alpha_sigma: tuple[Tensor, Tensor]) -> Tensor | None:
         """Ê of the prototypes, for a model that has some."""
         if not self.config.num_prototypes:
             return None
@@ -253,7 +253,7 @@ class Denoiser:
         """States of a text in motion that is read from left to right."""
         alpha_sigma = self.forward_process.alpha_sigma(t, context)
         inputs = self.predictor, z, t, alpha_sigma, self.embedding_table(), self.token_bias.to(z.dtype)
-        return self.prediction.read(*inputs, self._places(t, None, known), self._outline(z, alpha_sigma))
+        return self.prediction.read(*inputs, self._places(t, None, known), self.outline(z, alpha_sigma))
 
     def second_calls(self, draws: Draws) -> bool | Tensor:
         """Which texts have a second call: in training a share of them, since the predictor learns both calls."""

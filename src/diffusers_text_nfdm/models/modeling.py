@@ -28,6 +28,10 @@ from .outputs import Draws, TextDiffusionOutput, embedding_monitors
 from .prediction import CategoricalPrediction, EmbeddingPrediction, Prediction, gaussian_factors
 
 
+# Weight of the prototypes' squared error in steps on the cross-entropy.
+OUTLINE_WEIGHT = 0.02
+
+
 class TextDiffusionModel(Denoiser, SafetensorsModel):
     """What the models share. A subclass builds its forward process and, if it has one, encodes the context."""
 
@@ -291,6 +295,9 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             output = TextDiffusionOutput(cross_entropy=losses.sum(-1), t=times.value)
             # A sum divided, not a mean, whose gradient is no expanded number: see `linear_cross_entropy`.
             output.loss = losses.sum() / len(losses)
+            if self.training and windows is None and self.config.num_prototypes:
+                errors = objective.outline_errors(self, input_ids, times.value, draws, known)
+                output.loss = output.loss + OUTLINE_WEIGHT * errors.sum() / len(errors)
         else:
             terms = objective.bound(self, input_ids, times, *options, curvature=straightness_weight > 0)
             next_token = terms.next_token
