@@ -5,10 +5,12 @@
     python examples/estimate_likelihood.py path/of/jumps --calls 8
     python examples/estimate_likelihood.py path/of/jumps --clean_stream
     python examples/estimate_likelihood.py path/or/repo --clock ramp:8 --by_place
+    python examples/estimate_likelihood.py path/or/repo --clock shared --finish_time 0.75
 
 With `--calls` it is the bound of what jumps write in so many calls, with `--clean_stream` the exact likelihood of what
 they write when they are verified. With `--by_place` it is what tokens in motion cost beyond the clean stream, by their
-place in the window, first those that settle first.
+place in the window, first those that settle first. With `--finish_time` it is that of texts that a joint decoder
+decodes at this time.
 Of the baselines it is the bound of masked diffusion, and the exact likelihood of an autoregressive model.
 Without `--dataset` the texts are the test split of the embedded stories, whose true entropy is printed beneath.
 """
@@ -34,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--draws", type=int, default=8, help="draws of time and noise per text, even (default: 8)")
     parser.add_argument("--block_size", type=int, help="tokens of a block of masked diffusion (default: its own)")
     parser.add_argument("--clock", help="shared, ramp:WIDTH, random:WIDTH or blocks:SIZE (default: the model's own)")
+    parser.add_argument("--finish_time", type=float, help="where a joint decoder decodes (default: nowhere)")
     parser.add_argument("--calls", type=int, help="those of jumps, for a model with jumps, instead of a clock")
     parser.add_argument("--clean_stream", action="store_true", help="the exact likelihood of the clean stream instead")
     parser.add_argument("--by_place", action="store_true", help="the excess over the clean stream, by place, instead")
@@ -79,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
             texts, pipeline.tokenizer, pipeline.model.config.max_length, condition_length=length
         )
         draws = {"num_draws": arguments.draws, "seed": arguments.seed}
-        diffusion = estimate_likelihood, {"clock": arguments.clock, **draws}
+        diffusion = estimate_likelihood, {"clock": arguments.clock, "finish_time": arguments.finish_time, **draws}
         if arguments.calls is not None:
             diffusion = jump_likelihood, {"calls": arguments.calls, **draws}
         estimator, options = {
@@ -89,7 +92,7 @@ def main(argv: list[str] | None = None) -> None:
         }[pipeline_kind(pipeline)]
         if arguments.clean_stream:
             estimator, options = exact_likelihood, {}
-        for name in ("clock", "block_size", "calls"):
+        for name in ("clock", "finish_time", "block_size", "calls"):
             if getattr(arguments, name) is not None and name not in options:
                 beside = " with --calls" if "calls" in options else ""
                 beside = " with --clean_stream" if arguments.clean_stream else beside
@@ -97,6 +100,8 @@ def main(argv: list[str] | None = None) -> None:
         if "calls" in options:
             options["num_inference_steps"] = options.pop("calls")
         if arguments.by_place:
+            if options.pop("finish_time", None) is not None:
+                raise ValueError("--by_place is for windows, which have no --finish_time.")
             if estimator is not estimate_likelihood or arguments.output is not None:
                 raise ValueError("--by_place is for the bound of a diffusion model along a clock, without --output.")
             print(window_excess(pipeline.model, prepared[:]["input_ids"], **options, progress=True))

@@ -34,8 +34,8 @@ class BoundTerms:
     Args:
         diffusion: how far the predicted reverse drift is from the true one, at the token times, by their rates.
         squared_error: `||E - Ê||²`, the short form without its weight: a training objective, never a likelihood.
-        reconstruction: what decoding z_0 costs.
-        correct: whether z_0 decodes to the token.
+        reconstruction: what decoding z_0 costs, or z at the finish time.
+        correct: whether it decodes to the token.
         prior: what is left of the data at t = 1.
         context: what MuLAN's context costs.
         next_token: `-log p(x_i | x_<i)` of the clean stream, `(batch, seq - 1)`, where it was asked for.
@@ -61,8 +61,14 @@ def bound(
     windows: Windows | None = None,
     next_token: bool = False,
     curvature: bool = False,
+    finish_time: float | None = None,
 ) -> BoundTerms:
-    """The terms at the token times, for one draw of the noise."""
+    """The terms at the token times, for one draw of the noise.
+
+    With a `finish_time` τ texts are decoded jointly there, and the diffusion ends:
+
+        reconstruction = -log p(x | z_τ) = -Σ_i log p(x_i | x_<i, z_τ),    diffusion = ∫ from τ to 1.
+    """
     process, E, mixing = model.forward_process, model.embed(input_ids), None if windows is None else windows.mixing
     c, context = model.encode_context(E, draws.context_noise)
     clean, next_token_losses = model.clean_stream(input_ids, windows, next_token)
@@ -83,8 +89,16 @@ def bound(
         diffusion = drift_matching(true, path(E_hat), z, process.squared_volatility(times, c))
 
     # Reconstruction: -log p(x | z_0). Without it the embeddings collapse.
-    z_0 = process.initial_marginal(E, c).sample(draws.initial_noise)
-    reconstruction, correct = linear_cross_entropy(*model.decoder_factors(z_0, c), input_ids)
+    if finish_time is None:
+        z_0 = process.initial_marginal(E, c).sample(draws.initial_noise)
+        decoder = model.decoder_factors(z_0, c)
+    else:
+        diffusion = diffusion.masked_fill(times.value < finish_time, 0)
+        tau = torch.full_like(times.value[:, :1], finish_time)
+        tau = tau if known is None else torch.where(known, 0, tau)
+        z_tau = keep_known(known, z, process.marginal(E, tau, c).sample(draws.initial_noise))
+        decoder = model.joint_factors(input_ids, model.denoise(z_tau, tau, c, known=known))
+    reconstruction, correct = linear_cross_entropy(*decoder, input_ids)
 
     # Prior: KL(q(z_1 | x) || N(0, I)).
     prior = process.terminal_marginal(E, c).kl_to_standard_normal().sum(-1)
@@ -111,8 +125,9 @@ def cross_entropy(
     known: Tensor | None = None,
     windows: Windows | None = None,
     next_token: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """`-log p(x_i | z)` of every token at the times t, and that of the clean stream where it is asked for.
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`-log p(x_i | z)` of every token at the times t, that of the clean stream where it is asked for, and
+    `-log p(x_i | x_<i, z)` of a joint decoder.
 
     It has the optimum of the bound and, without its weights, far less noise. It trains the predictor alone.
     """
@@ -126,8 +141,12 @@ def cross_entropy(
     shown = model.shown_prediction(draws, E, z, t, c, clean, windows, known)
     options = {"detach_process": True, "second_call": model.second_calls(draws)}
     prediction = model.denoise(z, t, c, clean, shown, windows, known, **options)
-    losses, _ = linear_cross_entropy(*prediction.factors, input_ids)
-    return losses if known is None else losses.masked_fill(known, 0), next_token_losses
+    losses, joint = linear_cross_entropy(*prediction.factors, input_ids)[0], None
+    if model.config.joint_decoder and windows is None:
+        joint, _ = linear_cross_entropy(*model.joint_factors(input_ids, prediction), input_ids)
+    if known is not None:
+        losses, joint = (None if x is None else x.masked_fill(known, 0) for x in (losses, joint))
+    return losses, next_token_losses, joint
 
 
 def outline_errors(

@@ -153,7 +153,7 @@ def test_training_shows_the_reading_or_a_step_before():
     ("options", "message"),
     [
         ({"num_prototypes": -1}, "`num_prototypes` is -1"),
-        ({"lattice_candidates": 0}, "`num_prototypes` is 3 without `lattice_candidates`"),
+        ({"lattice_candidates": 0}, "`num_prototypes` is 3 without `lattice_candidates`; prototypes are for a model"),
     ],
 )
 def test_configurations_that_do_not_fit_are_refused(options, message):

@@ -1,4 +1,4 @@
-"""The last step with the clean stream: a fixed point, in as many calls as are counted, whatever the batch."""
+"""The last step with the joint decoder: a fixed point, in as many calls as are counted, whatever the batch."""
 
 import pytest
 import torch
@@ -7,12 +7,13 @@ from tiny import make_pipeline, seeded
 from diffusers_text_nfdm import MarkovChainScheduler, ReverseSDEScheduler
 from diffusers_text_nfdm.models import Prediction
 from diffusers_text_nfdm.models.token_choice import draw_tokens
+from diffusers_text_nfdm.networks.two_stream_predictor import TwoStreamPredictor
 from diffusers_text_nfdm.pipelines.finishing import finish_texts
 
 
 OPTIONS = {
     "prediction_type": "categorical", "predictor": "two_stream", "decoder": "gaussian", "self_conditioning": True,
-    "max_length": 8, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3, "clock": "shared",
+    "lattice_candidates": 2, "joint_decoder": True, "forward_num_layers": 0, "max_length": 8, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3, "clock": "shared",
 }  # fmt: skip
 VOCAB, LENGTH = 11, 8
 
@@ -24,38 +25,46 @@ def pipeline(**options):
     return pipe
 
 
-def random_prediction(batch):
-    logits = 2 * torch.randn(batch, LENGTH, VOCAB, generator=seeded(0))
-    return Prediction(factors=(logits, torch.eye(VOCAB), torch.zeros(VOCAB)))
+@torch.no_grad()
+def random_prediction(model, batch):
+    z = torch.randn(batch, *model.latent_shape, generator=seeded(0))
+    return model.denoise(z, torch.full((batch, 1), 0.7))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_token_changes_any_more(temperature):
-    """And a token is drawn in proportion to both."""
-    model, prediction = pipeline().model.eval(), random_prediction(4)
+    """And the text is a draw from the decoder, token by token."""
+    model = pipeline().model.eval()
+    prediction = random_prediction(model, 4)
     uniforms, choice = torch.rand(4, LENGTH, generator=seeded(1)), {"temperature": temperature}
     tokens, calls = finish_texts(model, prediction, uniforms, None, None, choice)
     # From left to right a token is right once those before it are.
     assert (calls <= LENGTH + 1).all() and calls.max() > 1
-    states, _ = model.read_clean(tokens)
-    following = torch.log_softmax(Prediction(factors=model.next_token_factors(states[:, :-1])).logits, -1)
-    joint = torch.log_softmax(prediction.logits, -1)
-    joint[:, 1:] += following
-    assert torch.equal(draw_tokens(joint, uniforms, **choice), tokens)
+    written = torch.zeros_like(tokens)
+    for i in range(LENGTH):
+        joint = Prediction(factors=model.joint_factors(written, prediction)).logits
+        written[:, i] = draw_tokens(joint, uniforms, **choice)[:, i]
+    assert torch.equal(written, tokens)
 
 
-def test_the_text_does_not_depend_on_its_batch_and_the_calls_are_counted():
+def test_the_text_does_not_depend_on_its_batch_and_the_calls_are_counted(monkeypatch):
     pipe = pipeline()
     generators = [seeded(seed) for seed in range(3)]
     output = pipe(num_samples=3, num_inference_steps=4, generator=generators, output_type="seq")
     seen = []
-    read, predictor = pipe.model.read_clean, pipe.model.predictor.forward
-    pipe.model.read_clean = lambda *arguments: (seen.append("clean"), read(*arguments))[1]
-    pipe.model.predictor.forward = lambda *arguments, **options: (seen.append(""), predictor(*arguments, **options))[1]
+    for name in ("read_noisy", "read_windows", "read_jointly"):
+        method = getattr(TwoStreamPredictor, name)
+
+        def noted(*arguments, name=name, method=method, **options):
+            seen.append(name)
+            return method(*arguments, **options)
+
+        monkeypatch.setattr(TwoStreamPredictor, name, noted)
     alone = pipe(num_samples=1, num_inference_steps=4, generator=[seeded(2)], output_type="seq")
     assert torch.equal(alone.sequences[0], output.sequences[2]) and alone.calls[0] == output.calls[2]
-    assert alone.calls.item() == len(seen) > 4 and "clean" in seen
+    assert alone.calls.item() == len(seen) > 6 and seen[:3] == ["read_windows"] * 2 + ["read_noisy"]
+    assert "read_jointly" in seen
 
 
 def test_the_last_prediction_is_at_the_finish_time():
@@ -88,7 +97,7 @@ def test_another_scheduler_forgets_it():
     ("call", "options", "message"),
     [
         ({"clock": "ramp:2"}, {}, "`finish_time` 0.6, which is for .* the clock is 'ramp:2'"),
-        ({}, {"predictor": "bert", "self_conditioning": False}, "`finish_time` 0.6, which is for"),
+        ({}, {"joint_decoder": False}, "`finish_time` 0.6, but this model has no `joint_decoder`"),
         ({"confidence_threshold": 0.5}, {}, "have no meaning with the scheduler's `finish_time`"),
         ({"clamp_predictions": True}, {}, "have no meaning with the scheduler's `finish_time`"),
     ],

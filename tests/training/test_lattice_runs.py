@@ -54,8 +54,22 @@ def test_prototypes_start_at_training_texts_and_go_on_from_those_of_a_checkpoint
     assert not torch.equal(trained, trainer.model.embed(texts))
 
 
+def test_prototypes_are_fitted_before_training(data, tmp_path):
+    config = {**LATTICE["model_config"], "num_prototypes": 5}
+    runs = [
+        Trainer(arguments(data, tmp_path / name, **{**LATTICE, **SETTINGS, "model_config": config}, **options)).model
+        for name, options in (("start", {}), ("fitted", {"prototype_steps": 30}), ("again", {"prototype_steps": 30}))
+    ]
+    start, fitted, again = (model.predictor.prototypes.texts for model in runs)
+    assert torch.equal(fitted, again) and not torch.equal(fitted, start)
+    others = [w for name, w in runs[1].named_parameters() if "prototypes" not in name]
+    unchanged = [w for name, w in runs[0].named_parameters() if "prototypes" not in name]
+    assert all(torch.equal(a, b) for a, b in zip(others, unchanged))
+
+
 def test_a_run_in_parts_is_the_run_in_one(data, tmp_path):
-    options = {**LATTICE, **SETTINGS, "model_config": {**LATTICE["model_config"], "num_prototypes": 5}}
+    config = {**LATTICE["model_config"], "num_prototypes": 5, "joint_decoder": True}
+    options = {**LATTICE, **SETTINGS, "model_config": config, "prototype_steps": 10}
     train(arguments(data, tmp_path / "whole", **options))
     assert train(arguments(data, tmp_path / "parts", stop_after_steps=3, **options)) is None
     assert train(arguments(data, tmp_path / "parts", resume="latest", **options)) is not None
@@ -68,6 +82,7 @@ def test_a_run_in_parts_is_the_run_in_one(data, tmp_path):
         ({"lattice_clocks": {"ramp:8": 1.0}}, "`lattice_clocks` is .* needs `lattice_candidates` for it"),
         ({**LATTICE, "lattice_clocks": {"ramp:8": 0.5}}, "`lattice_clocks` is .* must add up to 1, not 0.5"),
         ({**LATTICE, "lattice_share": 0}, "`lattice_share` is 0.0; it must be in"),
+        ({**LATTICE, "prototype_steps": 5}, "`prototype_steps` is 5; it needs `num_prototypes`"),
         (
             {
                 **LATTICE,

@@ -37,6 +37,7 @@ class MaskedDiffusionConfig(PreTrainedConfig):
     jumps = False
     lattice_candidates = 0
     num_prototypes = 0
+    joint_decoder = False
 
     vocab_size: int = 10767
     max_length: int = 64

@@ -20,19 +20,24 @@ from ..models.prediction import gaussian_factors
 from ..networks.dual import Dual
 
 
-def lone_token_residual(model: TextDiffusionModel, input_ids: Tensor, times: Dual, draws: Draws) -> Tensor:
+def lone_token_residual(
+    model: TextDiffusionModel, input_ids: Tensor, times: Dual, draws: Draws, first_time: float = 0.0
+) -> Tensor:
     """The difference of the two sides for every token, `(batch, seq)`; zero for START, which is given."""
-    estimate, ends = lone_token_costs(model, input_ids, times, draws)
+    estimate, ends = lone_token_costs(model, input_ids, times, draws, first_time)
     return estimate - ends
 
 
 @torch.no_grad()
-def lone_token_costs(model: TextDiffusionModel, input_ids: Tensor, times: Dual, draws: Draws) -> tuple[Tensor, Tensor]:
+def lone_token_costs(
+    model: TextDiffusionModel, input_ids: Tensor, times: Dual, draws: Draws, first_time: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """The two sides for every token, `(batch, seq)` each; zero for START, which is given.
 
     Args:
         times: token times and their rates, whose weight the estimate has: of a clock and of a density of times.
-        draws: the noise at these times, which is that at time 1, too, and the noise at time 0.
+        draws: the noise at these times, which is that at time 1, too, and the noise at the first time.
+        first_time: from which time on the integral is taken.
     """
     states, _ = model.read_clean(input_ids)
     prior = torch.log_softmax(Prediction(factors=model.next_token_factors(states[:, :-1])).logits, -1)
@@ -53,7 +58,8 @@ def lone_token_costs(model: TextDiffusionModel, input_ids: Tensor, times: Dual, 
     t, rate = (x.expand(input_ids.shape) for x in times)
     error = (E[:, 1:] - posterior(t, draws.noise).exp() @ table).square().sum(-1)
     estimate = -0.5 * (snr_rate(model, t, context) * rate)[:, 1:] * error
-    ends = cost(torch.ones_like(t), draws.noise) - cost(torch.zeros_like(t), draws.initial_noise)
+    estimate = estimate.masked_fill(t[:, 1:] < first_time, 0)
+    ends = cost(torch.ones_like(t), draws.noise) - cost(torch.full_like(t, first_time), draws.initial_noise)
     estimate, ends = (torch.nn.functional.pad(side, (1, 0)) for side in (estimate, ends))
     return estimate, ends
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..checks import as_token_ids, check_integers, check_seed
+from ..checks import as_token_ids, check_integers, check_seed, is_number
 from ..clocks import Clock, Density, SharedClock, check_known
 from ..conditions import with_condition
 from ..models import TERMS, Draws, TextDiffusionModel, evaluation_mode
@@ -44,6 +44,7 @@ def estimate_likelihood(
     *,
     clock: str | dict | Clock | None = None,
     known: Tensor | None = None,
+    finish_time: float | None = None,
     num_draws: int = 8,
     time_sampler: str = "pilot",
     batch_size: int = 64,
@@ -65,6 +66,8 @@ def estimate_likelihood(
         clock: the clock along which the bound is taken, instead of the model's own.
         known: `(texts, max_length)`, tokens that are given. The bound is that of the others, over which units are
             counted.
+        finish_time: for a model with a joint decoder, the time of the shared clock at which it decodes the text. The
+            bound is then that of texts sampled with it; its reconstruction is what the decoder costs.
         num_draws: evaluations per text, an even number.
         time_sampler: density of the global times: `"pilot"`, fitted to the diffusion term in a short run of its own,
             or `"learned"`, the model's own.
@@ -79,6 +82,7 @@ def estimate_likelihood(
     share = None if known is None else known.cpu().double().mean()
     known = with_condition(known, input_ids, model.config.condition_length)
     check_draws(num_draws, seed)
+    check_finish(model, clock, finish_time)
     if time_sampler not in TIME_SAMPLERS:
         raise ValueError(
             f"`time_sampler` is {time_sampler!r}; it must be one of {', '.join(map(repr, TIME_SAMPLERS))}."
@@ -96,15 +100,17 @@ def estimate_likelihood(
     with evaluation_mode(model):
         density = None
         if time_sampler == "pilot":
-            density, pilot_evaluations = fit_times(model, clock, input_ids, known, batch_size, generator)
+            density, pilot_evaluations = fit_times(
+                model, clock, input_ids, known, batch_size, generator, finish_time=finish_time
+            )
             evaluations += pilot_evaluations
         draws = stratified_draws(model, input_ids, known, num_draws, batch_size, generator, progress)
         controlled = has_control_variate(model, clock, known is not None)
-        halves = _evaluate(model, clock, draws, density, len(input_ids), num_draws, controlled)
+        halves = _evaluate(model, clock, draws, density, len(input_ids), num_draws, controlled, finish_time)
 
     protocol = {
         "quantity": "upper bound of -log p(x), t random over [0, 1], noise standard normal, every position counted",
-        "clock": str(clock),
+        "clock": str(clock) if finish_time is None else f"{clock}, decoded jointly at {finish_time}",
         "model": type(model).__name__,
         "texts": len(input_ids),
         "draws_per_text": num_draws,
@@ -118,6 +124,9 @@ def estimate_likelihood(
     if share is not None:
         protocol["known"] = f"{share:.1%} of the tokens are given, and not counted"
     evaluations *= model.calls_per_prediction(clock)
+    if finish_time is not None:
+        # A prediction at the finish time, and the decoder's call.
+        evaluations = 2 * evaluations + len(input_ids) * num_draws
     positions = unknown_positions(known, input_ids, model.config.condition_length)
     return in_units(dict(zip(TERMS, halves)), positions, tokens, chars, evaluations, protocol)
 
@@ -181,6 +190,20 @@ def has_control_variate(model: TextDiffusionModel, clock: Clock, some_known: boo
     """
     one_time = isinstance(clock, SharedClock) and not some_known
     return model.has_clean_stream and (model.has_windows(clock) or one_time)
+
+
+def check_finish(model: TextDiffusionModel, clock: Clock, finish_time: float | None) -> None:
+    """Raise a ValueError for a `finish_time` at which no text is decoded."""
+    if finish_time is None:
+        return
+    if not (is_number(finish_time) and 0 < finish_time < 1):
+        raise ValueError(f"`finish_time` is {finish_time!r}; it must be a number in (0, 1).")
+    if not model.config.joint_decoder or not isinstance(clock, SharedClock):
+        raise ValueError(
+            f"`finish_time` is {finish_time}, which is for a model with a `joint_decoder`, along the clock 'shared'; "
+            f"this one has {'a' if model.config.joint_decoder else 'no'} joint decoder, and the clock is "
+            f"{str(clock)!r}."
+        )
 
 
 def moving_share(model: TextDiffusionModel, clock: Clock) -> float:
@@ -277,15 +300,16 @@ def _evaluate(
     num_texts: int,
     num_draws: int,
     controlled: bool,
+    finish_time: float | None,
 ) -> Tensor:
     """The terms as `(terms, texts, halves)`; each half is the mean of its draws."""
     halves = torch.zeros(len(TERMS), num_texts, 2, dtype=torch.float64)
     for rows, half, batch, given, draws in evaluations:
         times, windows = model.token_times(clock, draws, given, density)
-        terms = bound(model, batch, times, draws, given, windows)
+        terms = bound(model, batch, times, draws, given, windows, finish_time=finish_time)
         diffusion = terms.diffusion
         if controlled:
-            residual = lone_token_residual(model, batch, times, draws)
+            residual = lone_token_residual(model, batch, times, draws, finish_time or 0.0)
             diffusion = diffusion - (residual if given is None else residual.masked_fill(given, 0))
         values = [diffusion.sum(-1), terms.reconstruction.sum(-1), terms.prior.sum(-1), terms.context]
         halves[:, rows, half] += torch.stack(values).cpu().double() / (num_draws // 2)

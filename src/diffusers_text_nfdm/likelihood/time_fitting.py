@@ -33,6 +33,7 @@ def fit_times(
     batch_size: int,
     generator: torch.Generator,
     *,
+    finish_time: float | None = None,
     rounds: int = 4,
     evaluations_per_round: int = 128,
     num_intervals: int = 16,
@@ -57,7 +58,7 @@ def fit_times(
             draws = model.draw(len(batch), generator)
             draws.uniforms = (start + torch.arange(len(batch), device=device) + draws.uniforms) / n
             times, windows = model.token_times(clock, draws, given, density)
-            terms = bound(model, batch, times, draws, given, windows).diffusion
+            terms = bound(model, batch, times, draws, given, windows, finish_time=finish_time).diffusion
             block = clock.block_size or model.config.max_length
             # What was drawn, for every text or block, and its term without the weight of the density.
             u = draws.uniforms[:, None]

@@ -68,6 +68,8 @@ class TextDiffusionConfig(PreTrainedConfig):
             so many candidates; 0 infers each by itself. For the clean stream of `"two_stream"`.
         num_prototypes: where a whole text is in motion it is compared with so many learned ones
             (`networks/prototypes.py`); for a model with `lattice_candidates`.
+        joint_decoder: a text that is in motion as a whole can be decoded at any time by `Π p(x_i | x_<i, z_t)`, with
+            the network (`finish_time` of the Markov chain); for a model with `lattice_candidates`.
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
             `z_0 ~ N(α_0 Emb, σ_0²)`.
@@ -103,6 +105,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     jumps: bool = False
     lattice_candidates: int = 0
     num_prototypes: int = 0
+    joint_decoder: bool = False
     stabilized_prediction: bool = True
     decoder: str = "linear"
     objective: str = "bound"
@@ -161,11 +164,12 @@ class TextDiffusionConfig(PreTrainedConfig):
                 "they follow a clean stream, which only 'two_stream' with 'categorical' has."
             )
         check_integers(0, lattice_candidates=self.lattice_candidates, num_prototypes=self.num_prototypes)
-        if self.num_prototypes and not self.lattice_candidates:
-            raise ValueError(
-                f"`num_prototypes` is {self.num_prototypes} without `lattice_candidates`; prototypes are for a model "
-                "that first reads from left to right, as lattices do."
-            )
+        for name, what in (("num_prototypes", "prototypes are"), ("joint_decoder", "a joint decoder is")):
+            if getattr(self, name) and not self.lattice_candidates:
+                raise ValueError(
+                    f"`{name}` is {getattr(self, name)} without `lattice_candidates`; {what} for a model that first "
+                    "reads from left to right, as lattices do."
+                )
         if self.lattice_candidates and (self.predictor, self.prediction_type) != ("two_stream", "categorical"):
             raise ValueError(
                 f"`lattice_candidates` is {self.lattice_candidates} with `predictor` {self.predictor!r} and "

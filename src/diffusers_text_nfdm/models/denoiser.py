@@ -22,6 +22,9 @@ STEP_BEFORE_SHARE = 0.5
 LARGEST_STEP_BEFORE = 0.35
 
 
+Factors = tuple[Tensor, Tensor, Tensor]
+
+
 class Denoiser:
     """The part of `TextDiffusionModel` that calls the predictor."""
 
@@ -63,6 +66,8 @@ class Denoiser:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_process):
             table, bias = self.embedding_table(), self.token_bias.to(z.dtype)
             alpha_sigma = tuple(_at(x, part) for x in self.forward_process.alpha_sigma(t, context))
+        # Off a sphere the table is the parameter itself.
+        table = table.detach() if detach_process else table
         inputs = self.predictor, z[:, part], _at(t, part), alpha_sigma, table, bias
         outline = self.outline(z, alpha_sigma) if windows is None else None
         if self.is_lattice(windows, known):
@@ -106,6 +111,21 @@ class Denoiser:
             *inputs, second_call=second_call, tokens=input_ids, outline=outline
         )
         return prediction.states, following[:, 0]
+
+    def joint_factors(self, input_ids: Tensor, prediction: Prediction, rows: Tensor | slice = slice(None)) -> Factors:
+        """`(states, weight, bias)` of the logits of `p(x_i | x_<i, z)`, for texts that were predicted as a whole.
+
+        The network is shown all latents, and the tokens before each one; what the token's own latent says of it is in
+        the logits, as it is in those of `p(x_i | z)`.
+
+        Args:
+            input_ids: the texts, of which those before token i are seen.
+            rows: which texts of the prediction they are.
+        """
+        states, weight, bias = prediction.factors
+        inputs = self.predictor.clean_inputs(input_ids, self.embed(input_ids))
+        read = self.predictor.read_jointly(inputs, prediction.noisy.rows(rows)).to(states.dtype)
+        return torch.cat([read, states[rows, :, read.shape[-1] :]], dim=-1), weight, bias
 
     def is_lattice(self, windows: Windows | None, known: Tensor | None) -> bool:
         """Whether tokens in motion are inferred in a lattice: the model has one, and what is given is the beginning of
@@ -277,7 +297,7 @@ class Denoiser:
         """
         return before.append(self.predictor.clean_inputs(input_ids, self.embed(input_ids)))
 
-    def next_token_factors(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def next_token_factors(self, states: Tensor) -> Factors:
         """`(states, weight, bias)` of the logits of the token that follows each clean one."""
         output, dtype = self.predictor.output, self.latent_dtype
         return states.to(dtype), output.weight.to(dtype), output.bias.to(dtype) + self.token_bias.to(dtype)

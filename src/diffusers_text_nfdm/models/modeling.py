@@ -255,8 +255,9 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
             next_token_only: nothing else.
             straightness_weight: weight in `loss` of the curvature of the forward process's paths
                 (`objective.path_curvature`). The bound is without it.
-            cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times. It
-                trains no embedding and no forward process; steps of the two are mixed in training.
+            cross_entropy: instead of the bound, the cross-entropy of the predicted tokens at the random times, and
+                that of a joint decoder. It trains no embedding and no forward process; steps of the two are mixed in
+                training.
             jumps: instead of the bound, what jumps over the windows of the clock cost (`objective.jump_losses`).
             lattices: instead of the bound, what the parts of a lattice cost along the clock
                 (`objective.lattice_losses`).
@@ -291,10 +292,13 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
         options = draws, known, windows, next_token_weight > 0
 
         if cross_entropy:
-            losses, next_token = objective.cross_entropy(self, input_ids, times.value, *options)
+            losses, next_token, joint = objective.cross_entropy(self, input_ids, times.value, *options)
             output = TextDiffusionOutput(cross_entropy=losses.sum(-1), t=times.value)
             # A sum divided, not a mean, whose gradient is no expanded number: see `linear_cross_entropy`.
             output.loss = losses.sum() / len(losses)
+            if joint is not None:
+                output.joint = joint.sum(-1)
+                output.loss = output.loss + joint.sum() / len(joint)
             if self.training and windows is None and self.config.num_prototypes:
                 errors = objective.outline_errors(self, input_ids, times.value, draws, known)
                 output.loss = output.loss + OUTLINE_WEIGHT * errors.sum() / len(errors)

@@ -63,6 +63,7 @@ class TextDiffusionOutput(ModelOutput):
         reconstruction, prior, context: the other terms (`context` is zero without one).
         rescaled_diffusion: `||E - Ê||²`.
         cross_entropy: of the predicted tokens at `t`, when `forward` was asked for it instead of the bound.
+        joint: that of the joint decoder, for a model with one, where the whole text is in motion.
         jump: cross-entropy of jumps, given the noise by which the clean stream draws the text, when `forward` was
             asked for it instead of the bound. No likelihood.
         lattice: cross-entropy of the parts of a lattice, when `forward` was asked for it instead of the bound. No
@@ -85,6 +86,7 @@ class TextDiffusionOutput(ModelOutput):
     context: Tensor | None = None
     rescaled_diffusion: Tensor | None = None
     cross_entropy: Tensor | None = None
+    joint: Tensor | None = None
     jump: Tensor | None = None
     lattice: Tensor | None = None
     next_token: Tensor | None = None
@@ -96,7 +98,7 @@ class TextDiffusionOutput(ModelOutput):
 
     def non_finite_terms(self) -> str | None:
         """Which term is not finite, and at which t; `None` when all are finite."""
-        for name in (*TERMS, "cross_entropy", "jump", "lattice", "next_token", "curvature"):
+        for name in (*TERMS, "cross_entropy", "joint", "jump", "lattice", "next_token", "curvature"):
             values = getattr(self, name)
             if values is None:
                 continue

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..networks.dual import Dual
 from ..networks.time_embedding import fourier_features
+from ..networks.two_stream_predictor import NoisyTokens
 from .lattice import TokenLattice
 from .token_choice import Generators, draw_uniforms, exclude, select_tokens
 
@@ -39,6 +40,7 @@ class Prediction:
         window: the tokens that were predicted, out of `length`; `None` for all. Ê of the others is zero.
         excluded: tokens that a text cannot have, `(batch, vocab)`; `None` for none.
         lattice: where tokens are inferred together, their posterior.
+        noisy: where the text can be decoded jointly, what is seen of its noisy tokens.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class Prediction:
         states: Tensor | None = None,
         excluded: Tensor | None = None,
         lattice: TokenLattice | None = None,
+        noisy: NoisyTokens | None = None,
     ):
         self._embeddings, self.factors, self.table, self.states = embeddings, factors, table, states
         self.window, self.length, self.excluded, self.lattice = window, length, excluded, lattice
+        self.noisy = noisy
 
     @property
     def is_categorical(self) -> bool:
@@ -63,7 +67,7 @@ class Prediction:
         """The same with logits of -inf for the `excluded` tokens of each text."""
         if excluded is None:
             return self
-        options = {"states": self.states, "excluded": excluded, "lattice": self.lattice}
+        options = {"states": self.states, "excluded": excluded, "lattice": self.lattice, "noisy": self.noisy}
         return Prediction(self._embeddings, self.factors, self.table, self.window, self.length, **options)
 
     @cached_property
@@ -236,37 +240,44 @@ class CategoricalPrediction(nn.Module):
                 self_condition = self_condition.masked_fill(alone[..., None], 0)
         latents = self.linear_estimate(z, (alpha, sigma))
 
-        def read(rows: Tensor | slice, twice: bool) -> Tensor:
+        def read(rows: Tensor | slice, twice: bool) -> NoisyTokens:
             inputs = (_of_texts(x, rows) for x in (latents, shown_t, context))
             given = None if clean is None else clean.rows(rows), None if places is None else places.rows(rows)
             options = {} if outline is None else {"outline": outline[rows]}
             if not predictor.reads_tokens:
-                return predictor(*inputs, None, _of_texts(self_condition, rows), *given).to(z.dtype)
+                return NoisyTokens(predictor(*inputs, None, _of_texts(self_condition, rows), *given).to(z.dtype), ())
             inputs, seen, token_rows = tuple(inputs), shown[rows], predictor.token_rows.weight
-            states = _of_texts(self_condition, rows)
-            if states is None:
+            noisy = NoisyTokens(_of_texts(self_condition, rows), ())
+            if noisy.states is None:
                 with torch.set_grad_enabled(torch.is_grad_enabled() and not twice):
                     tokens = mean_token_rows(seen, evidence_weight, bias, token_rows)
-                    states = predictor(*inputs, tokens, None, *given, **options).to(z.dtype)
+                    noisy = predictor.read_noisy(*inputs, tokens, None, *given, **options)
             if not twice:
-                return states
+                return noisy
             # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too
             # (pytorch/pytorch#165068).
             torch.clear_autocast_cache()
             # The second call sees tokens as the states of the first one and the evidence of now predict them.
-            tokens = mean_token_rows(torch.cat([states, seen], dim=-1), weight, logit_bias, token_rows)
-            return predictor(*inputs, tokens, None, *given, second_call=True, **options).to(z.dtype)
+            states = torch.cat([noisy.states.to(z.dtype), seen], dim=-1)
+            tokens = mean_token_rows(states, weight, logit_bias, token_rows)
+            return predictor.read_noisy(*inputs, tokens, None, *given, second_call=True, **options)
 
         if getattr(predictor, "second_call", None) is None:
             second_call = False
         if isinstance(second_call, bool):
-            states = read(slice(None), second_call)
+            noisy = read(slice(None), second_call)
         else:
             parts = [(rows, twice) for rows, twice in ((~second_call, False), (second_call, True)) if rows.any()]
-            states = torch.cat([read(rows, twice) for rows, twice in parts])
-            states = states[torch.cat([rows.nonzero()[:, 0] for rows, _ in parts]).argsort()]
+            states = torch.cat([read(rows, twice).states for rows, twice in parts])
+            noisy = NoisyTokens(states[torch.cat([rows.nonzero()[:, 0] for rows, _ in parts]).argsort()], ())
+        states = noisy.states.to(z.dtype)
         factors = torch.cat([states, evidence], dim=-1), weight, logit_bias
-        return Prediction(factors=factors, table=table, states=states if predictor.reads_tokens else None)
+        return Prediction(
+            factors=factors,
+            table=table,
+            states=states if predictor.reads_tokens else None,
+            noisy=noisy if noisy.keys_values else None,
+        )
 
     def along_lattice(
         self,

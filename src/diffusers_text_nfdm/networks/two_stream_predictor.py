@@ -13,7 +13,8 @@ clean stream learns of the next token holds for the noisy one, too. So all windo
 as if each were alone, the clean stream is an autoregressive model, and in sampling the keys and values of what is
 written are kept. Where the whole text is one window there is no clean stream.
 
-With `jumps` a window can also be read by the noise that decides its tokens, from left to right.
+With `jumps` a window can also be read by the noise that decides its tokens, from left to right. With `joint_decoder`
+tokens are also read from left to right that see all noisy ones of their text.
 """
 
 from __future__ import annotations
@@ -134,6 +135,23 @@ class CleanTokens:
 
     def __len__(self) -> int:
         return self.inputs.shape[1]
+
+
+@dataclass
+class NoisyTokens:
+    """What is seen of the tokens of a text in motion.
+
+    Args:
+        states: of the last layer, `(batch, tokens, hidden_size)`.
+        keys_values: of every layer, `(batch, heads, tokens, head_dim)` each.
+    """
+
+    states: Tensor
+    keys_values: tuple[tuple[Tensor, Tensor], ...]
+
+    def rows(self, rows: Tensor | slice) -> NoisyTokens:
+        """Those of some texts."""
+        return NoisyTokens(self.states[rows], tuple((key[rows], value[rows]) for key, value in self.keys_values))
 
 
 class LayerCache(NamedTuple):
@@ -325,6 +343,9 @@ class TwoStreamPredictor(nn.Module):
         if config.num_prototypes:
             self.prototypes = Prototypes(config.num_prototypes, config.max_length, config.embedding_dim)
             self.outline_input = nn.Linear(config.embedding_dim, size, bias=False)
+        if config.joint_decoder:
+            # Of the noisy state of a token, and that a text is decoded.
+            self.joint_input = nn.Linear(size, size)
         self.self_condition = None if self.reads_tokens else self_condition_input(config)
         self.context = None if context_dim is None else nn.Linear(context_dim, size)
         self.layers = nn.ModuleList(PredictorLayer(config) for _ in range(config.num_hidden_layers))
@@ -351,6 +372,9 @@ class TwoStreamPredictor(nn.Module):
             init.normal_(self.prototypes.texts)
             init.zeros_(self.prototypes.bias)
             init.zeros_(self.outline_input.weight)
+        if self.config.joint_decoder:
+            init.zeros_(self.joint_input.weight)
+            init.zeros_(self.joint_input.bias)
         if self.config.jumps:
             init.zeros_(self.noise_embedding.linear_2.weight)
             init.zeros_(self.noise_embedding.linear_2.bias)
@@ -377,7 +401,22 @@ class TwoStreamPredictor(nn.Module):
         second_call: bool = False,
         outline: Tensor | None = None,
     ) -> Tensor:
-        """The states that the output layer gets, `(batch, seq, hidden_size)`.
+        """The states that the output layer gets, `(batch, seq, hidden_size)`; arguments are those of `read_noisy`."""
+        return self.read_noisy(z, t, context, tokens, self_condition, clean, places, second_call, outline).states
+
+    def read_noisy(
+        self,
+        z: Tensor,
+        t: Tensor,
+        context: Tensor | None = None,
+        tokens: Tensor | None = None,
+        self_condition: Tensor | None = None,
+        clean: CleanTokens | None = None,
+        places: Places | None = None,
+        second_call: bool = False,
+        outline: Tensor | None = None,
+    ) -> NoisyTokens:
+        """States of noisy tokens. Their keys and values are kept where the text has no windows.
 
         Args:
             z: latents, `(batch, seq, embedding_dim)`.
@@ -406,10 +445,10 @@ class TwoStreamPredictor(nn.Module):
             x = x + self.context(context.to(x.dtype))[:, None]
         seen, positions = sees_noisy(places), places.positions - 1
         if clean is None:
-            return self._layers(x, seen, positions, None)[0]
+            return NoisyTokens(*self._layers(x, seen, positions, None)[:2])
         before = torch.arange(len(clean), device=z.device)
         seen = torch.cat([sees_clean(places, before).expand(*seen.shape[:-1], -1), seen], dim=-1)
-        return self._read_behind(clean, x, seen, positions)[0]
+        return NoisyTokens(self._read_behind(clean, x, seen, positions)[0], ())
 
     def _contents(self, own: Tensor, t: Tensor, clean: CleanTokens | None, places: Places) -> Tensor:
         """What is seen of the token before each one, or else of itself."""
@@ -475,6 +514,18 @@ class TwoStreamPredictor(nn.Module):
         # The first state of a window is that of the clean token before it.
         before = torch.arange(len(clean), device=own.device) < starts[..., None] - 1
         return self._read_behind(clean, x, torch.cat([before, seen], dim=-1), positions - 1, candidates)
+
+    def read_jointly(self, inputs: Tensor, noisy: NoisyTokens) -> Tensor:
+        """States of a whole text that is read from left to right beside its latents.
+
+        The state that predicts token i sees the tokens before i, as `clean_inputs` reads them, and all noisy ones.
+        """
+        length = inputs.shape[1]
+        before = torch.cat([self.beginning.expand(len(inputs), 1, -1), inputs[:, :-1]], dim=1)
+        x = before + self.joint_input(noisy.states.to(before.dtype))
+        places = torch.arange(length, device=x.device)
+        seen = F.pad(places <= places[:, None], (length, 0), value=True)
+        return self._layers(x, seen, places - 1, noisy.keys_values)[0]
 
     def nothing_read(self, batch: int) -> CleanTokens:
         """What is seen of texts of which nothing is written."""

@@ -131,14 +131,19 @@ def check_guidance(
 def check_finish(
     model: TextDiffusionModel, scheduler: TextDiffusionScheduler | TokenScheduler, clock: Clock, guided: bool
 ) -> None:
-    """Raise a ValueError for a `finish_time` where no clean stream could finish a text."""
+    """Raise a ValueError for a `finish_time` where no joint decoder could finish a text."""
     time = finish_time(scheduler)
     if time is None:
         return
-    if not model.has_clean_stream or not isinstance(clock, SharedClock) or guided:
+    if not model.config.joint_decoder:
         raise ValueError(
-            f"The scheduler has `finish_time` {time}, which is for a model with a clean stream ('two_stream' with "
-            f"'categorical'), along the clock 'shared' and without guidance; the clock is {str(clock)!r}."
+            f"The scheduler has `finish_time` {time}, but this model has no `joint_decoder` in its config; set it to "
+            "None."
+        )
+    if not isinstance(clock, SharedClock) or guided:
+        raise ValueError(
+            f"The scheduler has `finish_time` {time}, which is for texts along the clock 'shared' and without "
+            f"guidance; the clock is {str(clock)!r}."
         )
 
 

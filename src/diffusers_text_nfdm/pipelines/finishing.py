@@ -9,7 +9,7 @@ from ..models import Prediction, TextDiffusionModel
 from ..models.token_choice import draw_tokens
 
 
-# Of 100 stories none takes more than six.
+# Tokens that are still not settled stay as they are.
 MOST_CALLS = 16
 
 
@@ -22,16 +22,17 @@ def finish_texts(
     given: Tensor | None,
     choice: dict,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens in proportion to what the latents say of each and what the clean stream says of it behind the others:
+    """Tokens of the joint decoder:
 
-        x_i ~ p(x_i | z) p(x_i | x_<i) / Z_i.
+        x_i ~ p(x_i | x_<i, z).
 
     What a prediction says of a token is a mean over what the others may be; two places of one name may then be two
-    names. The clean stream reads the one and knows the other. All tokens are drawn in one call, each by a random
-    number of its own, and again until none changes.
+    names. The decoder reads the one and knows the other. All tokens are drawn in one call, each by a random number of
+    its own, first from `p(x_i | z)`, and again until none changes. From left to right a token is right once those
+    before it are, so this is a draw from the decoder, whatever the number of calls.
 
     Args:
-        prediction: of all tokens, `p(x_i | z)`.
+        prediction: of all tokens at the finish time.
         uniforms: `(batch, seq)`.
         known, given: tokens that are given, and which.
         choice: how tokens are drawn.
@@ -39,21 +40,19 @@ def finish_texts(
     Returns:
         the tokens `(batch, seq)` and the calls that each text took.
     """
-    log_p = torch.log_softmax(prediction.logits, -1)
 
     def draw(logits: Tensor, rows: Tensor | slice) -> Tensor:
         drawn = draw_tokens(logits, uniforms[rows], **choice)
         return drawn if known is None else torch.where(known[rows], given[rows], drawn)
 
-    tokens = draw(log_p, slice(None))
+    tokens = draw(prediction.logits, slice(None))
     changing, calls = torch.ones_like(tokens[:, 0], dtype=torch.bool), torch.zeros_like(tokens[:, 0])
     for _ in range(MOST_CALLS):
         rows = changing.nonzero()[:, 0]
         if not len(rows):
             break
-        states, _ = model.read_clean(tokens[rows])
-        following = torch.log_softmax(Prediction(factors=model.next_token_factors(states[:, :-1])).logits, -1)
-        drawn = draw(log_p[rows] + torch.nn.functional.pad(following, (0, 0, 1, 0)), rows)
+        joint = Prediction(factors=model.joint_factors(tokens[rows], prediction, rows))
+        drawn = draw(joint.without(None if prediction.excluded is None else prediction.excluded[rows]).logits, rows)
         changing[rows] = (drawn != tokens[rows]).any(-1)
         tokens[rows], calls[rows] = drawn, calls[rows] + 1
     return tokens, calls

@@ -43,8 +43,8 @@ class MarkovChainScheduler(TextDiffusionScheduler):
             what the model has not quite unlearned and leaves the odds of the rest as they are, which a lower
             temperature does not.
         top_k, top_p: only the k most probable tokens are drawn, and of these the fewest with this probability.
-        finish_time: along the shared clock, the time of the last prediction, whose tokens are drawn together with the
-            clean stream (`pipelines/finishing.py`); by default the last step takes each by itself.
+        finish_time: along the shared clock, the time at which a model with a `joint_decoder` decodes the text, which
+            draws tokens that agree (`pipelines/finishing.py`); by default the last step takes each by itself.
     """
 
     # A config may still hold the `start_time` of the scheduler that this one was exchanged for.

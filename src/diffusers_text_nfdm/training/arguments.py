@@ -219,6 +219,9 @@ class TrainingArguments:
     lattice_share: float = setting(
         0.5, "optimisation", "share of the steps that are on lattices, where there are lattice_clocks"
     )
+    prototype_steps: int = setting(
+        0, "optimisation", "steps that fit the prototypes of a model with num_prototypes before all others"
+    )
     straightness_weight: float = setting(
         0.0, "optimisation", "weight of the curvature of NFDM's paths from text to noise in steps on the bound"
     )
@@ -304,6 +307,7 @@ class TrainingArguments:
             "cross_entropy_steps",
             "growth_steps",
             "next_token_steps",
+            "prototype_steps",
             "straightness_weight",
             "context_warmup_steps",
             "min_word_count",
@@ -326,6 +330,11 @@ class TrainingArguments:
             raise ValueError(
                 f"`next_token_weight` is {self.next_token_weight}; only the clean stream of 'two_stream' with "
                 "`prediction_type` 'categorical' predicts the next token."
+            )
+        if self.prototype_steps and (self.streaming or not self.model_config.get("num_prototypes")):
+            raise ValueError(
+                f"`prototype_steps` is {self.prototype_steps}; it needs `num_prototypes` in the `model_config`, and "
+                "texts that are at hand, not `streaming`."
             )
         if self.next_token_steps and not self.next_token_weight:
             raise ValueError(f"`next_token_steps` is {self.next_token_steps}; it needs a `next_token_weight` above 0.")

@@ -50,7 +50,9 @@ class ModelFamily(Protocol):
     def likelihood(
         self, model: PreTrainedModel, rows: dict[str, Tensor], num_draws: int, clock: str | None = None
     ) -> LikelihoodEstimate:
-        """The likelihood of prepared texts, or a bound of it, for a diffusion model along a clock."""
+        """The likelihood of prepared texts, or a bound of it, for a diffusion model along a clock, with the
+        `finish_time` of a joint decoder.
+        """
 
     def along(self, model: PreTrainedModel, clock: str | None = None) -> str:
         """What the likelihood along a clock is that of, by name."""
@@ -141,7 +143,12 @@ class DiffusionFamily:
         return lambda start, stop: {"draws": draws.slice(start, stop), **shared}
 
     def likelihood(
-        self, model: TextDiffusionModel, rows: dict[str, Tensor], num_draws: int, clock: str | None = None
+        self,
+        model: TextDiffusionModel,
+        rows: dict[str, Tensor],
+        num_draws: int,
+        clock: str | None = None,
+        finish_time: float | None = None,
     ) -> LikelihoodEstimate:
         # The pilot would cost more than a small estimate. The model's own density follows the bound only where that is
         # the objective.
@@ -152,6 +159,7 @@ class DiffusionFamily:
             rows["num_tokens"],
             rows["num_chars"],
             clock=clock,
+            finish_time=finish_time,
             num_draws=num_draws,
             time_sampler="learned" if small else "pilot",
             batch_size=self.arguments.evaluation_batch_size,

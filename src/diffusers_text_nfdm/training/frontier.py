@@ -10,6 +10,7 @@ from diffusers import SchedulerMixin
 from ..likelihood import LikelihoodEstimate, exact_likelihood, jump_likelihood
 from ..metrics.frontier import measure_sampling
 from ..metrics.sampling import Sampling
+from ..pipelines.checks import finish_time
 from ..schedulers import DraftVerifyScheduler, JumpScheduler, RefinementScheduler
 
 
@@ -77,8 +78,10 @@ def _likelihood(
     if isinstance(scheduler, RefinementScheduler):
         # It chooses its order by what it sees.
         return "an order of its own", None
-    along = trainer.family.along(model, sampling.clock)
-    return along, lambda texts: trainer.family.likelihood(model, texts, draws, sampling.clock)
+    along, options = trainer.family.along(model, sampling.clock), {}
+    if scheduler is not None and (finish := finish_time(scheduler)) is not None:
+        along, options = f"{along}, decoded at {finish}", {"finish_time": finish}
+    return along, lambda texts: trainer.family.likelihood(model, texts, draws, sampling.clock, **options)
 
 
 def render_frontier(rows: list[dict], entropy: float | None = None) -> str:

@@ -29,6 +29,7 @@ from ..networks.cooccurrence import cooccurrence_embeddings
 from ..subwords import train_subword_tokenizer
 from ..tokenization import WordTokenizer, forget_origin, special_ids
 from .arguments import CONFIGS, TrainingArguments
+from .prototypes import fit_prototypes
 
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ MODELS = {
 }
 # What the configuration of a run may have otherwise than that of the checkpoint it starts from.
 FREE_OF_CHECKPOINT = (
-    "clock", "trained_clocks", "trained_block_sizes", "jumps", "lattice_candidates", "num_prototypes",
+    "clock", "trained_clocks", "trained_block_sizes", "jumps", "lattice_candidates", "num_prototypes", "joint_decoder",
     "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "time_sampler", "objective", "dtype",
     "architectures", "transformers_version",
 )  # fmt: skip
@@ -255,6 +256,8 @@ def build_model(arguments: TrainingArguments, data: TrainingData) -> PreTrainedM
     if prototypes and (data.start is None or not data.start.model.config.num_prototypes):
         texts = data.validation_rows(prototypes) if arguments.streaming else data.train_ids()[:prototypes]
         model.set_prototypes(texts["input_ids"].long())
+    if arguments.prototype_steps:
+        fit_prototypes(model, data.train_ids()[:]["input_ids"].long(), arguments.prototype_steps, arguments.seed)
     if arguments.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model
