@@ -80,7 +80,7 @@ def test_what_it_costs_is_trained_beside_the_cross_entropy():
     model, ids = decoder(), make_ids(3)
     draws = model.draw(3, seeded(0))
     output = model(ids, clock="shared", draws=draws, cross_entropy=True)
-    plain = make_model("nfdm", **{**DECODER, "joint_decoder": False})
+    plain = decoder(joint_decoder=False)
     plain.load_state_dict({name: w for name, w in model.state_dict().items() if name in plain.state_dict()})
     without = plain(ids, clock="shared", draws=draws, cross_entropy=True)
     assert without.joint is None and torch.equal(output.cross_entropy, without.cross_entropy)

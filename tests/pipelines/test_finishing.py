@@ -67,6 +67,24 @@ def test_the_text_does_not_depend_on_its_batch_and_the_calls_are_counted(monkeyp
     assert "read_jointly" in seen
 
 
+@torch.no_grad()
+def test_a_limit_of_calls_leaves_the_text_as_it_is():
+    pipe = pipeline()
+    pipe.scheduler = MarkovChainScheduler(finish_time=0.6, finish_calls=1)
+    # A first step of three calls and three others, and one for the decoder.
+    assert pipe(num_samples=4, num_inference_steps=4, generator=seeded(0)).calls.tolist() == [7] * 4
+    model, choice = pipe.model, {"temperature": 1.0}
+    prediction, uniforms = random_prediction(model, 4), torch.rand(4, LENGTH, generator=seeded(1))
+    once, _ = finish_texts(model, prediction, uniforms, None, None, choice, 1)
+    first = draw_tokens(prediction.logits, uniforms, **choice)
+    joint = Prediction(factors=model.joint_factors(first, prediction)).logits
+    assert torch.equal(once, draw_tokens(joint, uniforms, **choice))
+    settled, calls = finish_texts(model, prediction, uniforms, None, None, choice)
+    assert not torch.equal(once, settled)
+    enough, _ = finish_texts(model, prediction, uniforms, None, None, choice, int(calls.max()))
+    assert torch.equal(enough, settled)
+
+
 def test_the_last_prediction_is_at_the_finish_time():
     scheduler = MarkovChainScheduler(finish_time=0.6)
     scheduler.set_timesteps(5)
@@ -111,3 +129,9 @@ def test_what_cannot_be_finished_is_refused(call, options, message):
 def test_times_that_are_none_are_refused(time):
     with pytest.raises(ValueError, match="`finish_time` is .*; it must be a number in"):
         MarkovChainScheduler(finish_time=time)
+
+
+@pytest.mark.parametrize(("time", "calls"), [(0.5, 0), (0.5, 2.5), (0.5, "few"), (None, 3)])
+def test_limits_of_calls_that_are_none_are_refused(time, calls):
+    with pytest.raises(ValueError, match="`finish_calls` is"):
+        MarkovChainScheduler(finish_time=time, finish_calls=calls)

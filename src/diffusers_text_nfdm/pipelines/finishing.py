@@ -9,10 +9,6 @@ from ..models import Prediction, TextDiffusionModel
 from ..models.token_choice import draw_tokens
 
 
-# Tokens that are still not settled stay as they are.
-MOST_CALLS = 16
-
-
 @torch.no_grad()
 def finish_texts(
     model: TextDiffusionModel,
@@ -21,6 +17,7 @@ def finish_texts(
     known: Tensor | None,
     given: Tensor | None,
     choice: dict,
+    most_calls: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Tokens of the joint decoder:
 
@@ -36,6 +33,7 @@ def finish_texts(
         uniforms: `(batch, seq)`.
         known, given: tokens that are given, and which.
         choice: how tokens are drawn.
+        most_calls: after so many, tokens that may still change stay as they are.
 
     Returns:
         the tokens `(batch, seq)` and the calls that each text took.
@@ -47,7 +45,8 @@ def finish_texts(
 
     tokens = draw(prediction.logits, slice(None))
     changing, calls = torch.ones_like(tokens[:, 0], dtype=torch.bool), torch.zeros_like(tokens[:, 0])
-    for _ in range(MOST_CALLS):
+    # Token i does not change any more after i + 1 calls.
+    for _ in range(tokens.shape[1] + 1 if most_calls is None else most_calls):
         rows = changing.nonzero()[:, 0]
         if not len(rows):
             break

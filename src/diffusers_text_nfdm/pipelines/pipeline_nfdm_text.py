@@ -386,10 +386,12 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         self._write(batch, model.config.max_length, options)
 
     def _finish(self, batch: TextBatch, prediction: Prediction, options: Options) -> None:
-        """Draw the tokens of the last prediction together with the clean stream."""
+        """Decode the text at the last prediction."""
         model, choice = options.model, {name: options.scheduler.config[name] for name in CHOICE}
         uniforms = draw_uniforms(*batch.z.shape[:2], batch.generators, batch.z.device)
-        batch.written, calls = finish_texts(model, prediction, uniforms, batch.known, batch.given, choice)
+        batch.written, calls = finish_texts(
+            model, prediction, uniforms, batch.known, batch.given, choice, options.scheduler.config.finish_calls
+        )
         batch.calls = batch.calls + calls
         batch.z = model.forward_process.initial_marginal(model.embed(batch.written), batch.context).mean
 

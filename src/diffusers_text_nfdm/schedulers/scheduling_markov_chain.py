@@ -9,7 +9,7 @@ from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
-from ..checks import is_number
+from ..checks import check_integers, is_number
 from ..clocks import BatchClock
 from ..forward_processes import ForwardProcess
 from ..models.prediction import Prediction
@@ -45,6 +45,7 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         top_k, top_p: only the k most probable tokens are drawn, and of these the fewest with this probability.
         finish_time: along the shared clock, the time at which a model with a `joint_decoder` decodes the text, which
             draws tokens that agree (`pipelines/finishing.py`); by default the last step takes each by itself.
+        finish_calls: most calls of the decoder; by default as many as it takes until no token changes.
     """
 
     # A config may still hold the `start_time` of the scheduler that this one was exchanged for.
@@ -61,10 +62,15 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         top_k: int | None = None,
         top_p: float | None = None,
         finish_time: float | None = None,
+        finish_calls: int | None = None,
     ):
         self._check_config()
         if finish_time is not None and not (is_number(finish_time) and 0 < finish_time < 1):
             raise ValueError(f"`finish_time` is {finish_time!r}; it must be a number in (0, 1).")
+        if finish_calls is not None:
+            check_integers(1, finish_calls=finish_calls)
+            if finish_time is None:
+                raise ValueError(f"`finish_calls` is {finish_calls} without a `finish_time`, whose calls it limits.")
         named = isinstance(noise_fraction, str) and noise_fraction == "snr"
         if not named and not (is_number(noise_fraction) and 0 <= noise_fraction <= 1):
             raise ValueError(f"`noise_fraction` is {noise_fraction!r}; it must be a number in [0, 1] or 'snr'.")
