@@ -422,15 +422,21 @@ class TrainingArguments:
                     f"`frontier[{name}]` is {sampling!r}, which is no way to sample from a model of `model_type` "
                     f"{self.model_type!r}."
                 )
-        if not self.model_config.get("jumps"):
-            jumping = {
+        needs = {
+            "jumps": {
                 "jump_clocks": bool(self.jump_clocks),
                 "scheduler": self.scheduler == "JumpScheduler",
                 "frontier": any("jump" in sampling for sampling in self.frontier.values()),
-            }
-            for name in (name for name, needed in jumping.items() if needed):
+            },
+            "joint_decoder": {
+                "scheduler_config": self.scheduler_config.get("finish_time") is not None,
+                "frontier": any("finish_time" in sampling for sampling in self.frontier.values()),
+            },
+        }
+        for part, users in needs.items():
+            for name in (name for name, needed in users.items() if needed and not self.model_config.get(part)):
                 raise ValueError(
-                    f"`{name}` is {getattr(self, name)!r}; the `model_config` needs `jumps: true` for it."
+                    f"`{name}` is {getattr(self, name)!r}; the `model_config` needs `{part}: true` for it."
                 )
         if self.lattice_clocks and not self.model_config.get("lattice_candidates"):
             raise ValueError(
