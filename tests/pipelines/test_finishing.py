@@ -13,7 +13,8 @@ from diffusers_text_nfdm.pipelines.finishing import finish_texts
 
 OPTIONS = {
     "prediction_type": "categorical", "predictor": "two_stream", "decoder": "gaussian", "self_conditioning": True,
-    "lattice_candidates": 2, "joint_decoder": True, "forward_num_layers": 0, "max_length": 8, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3, "clock": "shared",
+    "lattice_candidates": 2, "joint_decoder": True, "forward_num_layers": 0, "max_length": 8, "bos_token_id": 0,
+    "eos_token_id": 1, "pad_token_id": 3, "clock": "shared",
 }  # fmt: skip
 VOCAB, LENGTH = 11, 8
 

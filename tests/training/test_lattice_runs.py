@@ -83,7 +83,10 @@ def test_a_run_in_parts_is_the_run_in_one(data, tmp_path):
         ({**LATTICE, "lattice_clocks": {"ramp:8": 0.5}}, "`lattice_clocks` is .* must add up to 1, not 0.5"),
         ({**LATTICE, "lattice_share": 0}, "`lattice_share` is 0.0; it must be in"),
         ({**LATTICE, "frontier": {"all": "star:4:finish_time=0.5"}}, "`frontier` is .* needs `joint_decoder: true`"),
-        ({**LATTICE, "scheduler_config": {"finish_time": 0.5}}, "`scheduler_config` is .* needs `joint_decoder: true`"),
+        (
+            {**LATTICE, "scheduler_config": {"finish_time": 0.5}},
+            "`scheduler_config` .* needs `joint_decoder: true`",
+        ),
         ({**LATTICE, "prototype_steps": 5}, "`prototype_steps` is 5; it needs `num_prototypes`"),
         (
             {
