@@ -16,7 +16,7 @@ from diffusers_text_nfdm.pipelines.batches import Options, TextBatch
 
 CLOCKS = ("ramp:8", "blocks:8")
 NUM_CALLS = 64
-# The model of the recipe stories-in-motion without its lattice, and one that only tries the benchmark out.
+# The model of the recipes for stories without a lattice, and one that only tries the benchmark out.
 MODELS = {
     "stories": {"embedding_dim": 32, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
     "quick": {"embedding_dim": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},

@@ -1,6 +1,6 @@
 """How well a model with all tokens of a story at one time predicts them, beside the exact posterior.
 
-    python evaluation/error_by_time.py checkpoints/nfdm-stories-shared
+    python evaluation/error_by_time.py checkpoints/nfdm-stories-parallel
 
 The stories have a known distribution, and where noise is strong a sample of it is enough for the posterior of a text:
 

@@ -129,6 +129,7 @@ def examples(page: str) -> list[str]:
         ("add_a_scheduler.md", r"\['.+ 16$"),
         ("add_a_metric.md", r"\{'repetition': 0\.2222222222222222\}"),
         ("lattices.md", r"\[33, 33, 33, 33\] \[.+\]"),
+        ("whole_text.md", r"\[\d+, \d+, \d+, \d+\] \[.+\]"),
     ],
 )
 def test_the_code_of_a_page_runs(page, printed, tmp_path, monkeypatch, capsys):

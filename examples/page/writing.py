@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diffusers_text_nfdm import NFDMTextPipeline, TextDiffusionScheduler, TokenScheduler, exact_likelihood
+from diffusers_text_nfdm.clocks import SharedClock
 from diffusers_text_nfdm.models import evaluation_mode
 from diffusers_text_nfdm.pipelines.progress import settled_tokens
 from diffusers_text_nfdm.pipelines.prompts import read_prompts
@@ -97,12 +98,17 @@ def token_probabilities(pipe: NFDMTextPipeline, tokens: Tensor) -> Tensor:
     return sure
 
 
-def make_scheduler(pipe: NFDMTextPipeline, name: str, temperature: float):
-    """The scheduler with the checkpoint's settings, as far as it has them."""
-    scheduler, own = SCHEDULERS[name][0], pipe.scheduler
-    if writes_tokens(name):
-        return scheduler.from_config(own.config, temperature=temperature)
-    return scheduler.from_config(own.config, **({} if isinstance(own, scheduler) else {"time_grid": "learned"}))
+def make_scheduler(pipe: NFDMTextPipeline, request: Request):
+    """The scheduler with the checkpoint's settings, as far as it has them and they are for what is asked."""
+    scheduler, own = SCHEDULERS[request.scheduler][0], pipe.scheduler
+    if writes_tokens(request.scheduler):
+        return scheduler.from_config(own.config, temperature=request.temperature)
+    if not isinstance(own, scheduler):
+        return scheduler.from_config(own.config, time_grid="learned")
+    whole = isinstance(pipe.model.clock(request.clock or None), SharedClock) and request.guidance_scale == 1
+    # A text is decoded jointly only where all of it is in motion.
+    finish = {} if whole or "finish_time" not in own.config else {"finish_time": None, "finish_calls": None}
+    return scheduler.from_config(own.config, **finish)
 
 
 def write(pipe: NFDMTextPipeline, request: Request, show: Callable[[Frame, Tensor], None] = lambda *_: None) -> Result:
@@ -110,7 +116,7 @@ def write(pipe: NFDMTextPipeline, request: Request, show: Callable[[Frame, Tenso
     config, n = pipe.model.config, request.num_texts
     prompt, condition = (text.strip() or None for text in (request.prompt, request.condition))
     # A pipeline of its own: others may write with the same model.
-    own = NFDMTextPipeline(pipe.model, pipe.tokenizer, make_scheduler(pipe, request.scheduler, request.temperature))
+    own = NFDMTextPipeline(pipe.model, pipe.tokenizer, make_scheduler(pipe, request))
     own.set_progress_bar_config(disable=True)
     options: dict[str, Any] = {"num_inference_steps": request.steps or None, "guidance_scale": request.guidance_scale}
     if not writes_tokens(request.scheduler):

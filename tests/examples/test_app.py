@@ -18,7 +18,7 @@ from page import layout, models, showing, stream, writing
 from PIL import Image
 from tiny import make_pipeline, seeded
 
-from diffusers_text_nfdm import JumpScheduler, NFDMTextPipeline, RefinementScheduler
+from diffusers_text_nfdm import JumpScheduler, MarkovChainScheduler, NFDMTextPipeline, RefinementScheduler
 from diffusers_text_nfdm.stories import StoryGrammar
 
 
@@ -105,7 +105,7 @@ def test_the_result_is_the_pipelines_and_the_frames_lead_to_it(pipe, scheduler, 
     result = writing.write(
         pipe, writing.Request(scheduler, prompt, num_texts=2, seed=5), lambda frame, known: shown.append(frame)
     )
-    own = NFDMTextPipeline(pipe.model, pipe.tokenizer, writing.make_scheduler(pipe, scheduler, 1.0))
+    own = NFDMTextPipeline(pipe.model, pipe.tokenizer, writing.make_scheduler(pipe, writing.Request(scheduler)))
     own.set_progress_bar_config(disable=True)
     expected = own(prompt=prompt or None, num_samples=2, generator=seeded(5))
     assert result.texts == expected.texts and result.calls == expected.calls.tolist()
@@ -135,6 +135,18 @@ def test_latents_of_a_model_without_a_clean_stream_are_shown_too(name):
     assert words_of_kind(html, "k") == ["Tom"] * 5 + ["given"] and "how sure" not in html
 
 
+def test_a_text_is_decoded_jointly_only_along_the_shared_clock():
+    decoder = {"self_conditioning": True, "lattice_candidates": 2, "joint_decoder": True, "forward_num_layers": 0}
+    scheduler = MarkovChainScheduler(finish_time=0.5, finish_calls=2)
+    pipe = make_pipeline("nfdm", scheduler, **TWO_STREAMS | decoder | {"jumps": False})
+    finished = {}
+    for clock in ("shared", "ramp:2"):
+        request = writing.Request("MarkovChainScheduler", steps=3, clock=clock)
+        finished[clock] = writing.make_scheduler(pipe, request).config.finish_time
+        assert len(writing.write(pipe, request).texts) == 1
+    assert finished == {"shared": 0.5, "ramp:2": None}
+
+
 def test_many_calls_are_thinned_out_for_the_replay(pipe, monkeypatch):
     monkeypatch.setattr(writing, "MAX_FRAMES", 4)
     result = writing.write(pipe, writing.Request("MarkovChainScheduler", steps=10, clock="shared", temperature=0.0))
@@ -142,8 +154,9 @@ def test_many_calls_are_thinned_out_for_the_replay(pipe, monkeypatch):
 
 
 def test_the_temperature_acts_on_what_is_drawn(pipe):
-    cold, hot = (writing.make_scheduler(pipe, "RefinementScheduler", t).config.temperature for t in (0.5, 1.5))
-    assert (cold, hot) == (0.5, 1.5)
+    for t in (0.5, 1.5):
+        request = writing.Request("RefinementScheduler", temperature=t)
+        assert writing.make_scheduler(pipe, request).config.temperature == t
     requests = [writing.Request("JumpScheduler", temperature=t, num_texts=4, seed=1) for t in (0.1, 2.0)]
     assert writing.write(pipe, requests[0]).texts != writing.write(pipe, requests[1]).texts
 

@@ -143,7 +143,7 @@ def check_finish(
     if not isinstance(clock, SharedClock) or guided:
         raise ValueError(
             f"The scheduler has `finish_time` {time}, which is for texts along the clock 'shared' and without "
-            f"guidance; the clock is {str(clock)!r}."
+            f"guidance; the clock is {str(clock)!r}. Otherwise give the scheduler `finish_time=None`."
         )
 
 
