@@ -36,6 +36,13 @@ CLOCKS = (
     "star:64:time_grid=learned:clock=ramp:8:prediction=tokens",
     "star:32:time_grid=learned:clock=ramp:8",
 )
+# All tokens of a text in motion, in at most 64, 32, 16 and 8 calls: the steps, two more for the first, the decoder's.
+WHOLE_TEXT = (
+    "star:30:clock=shared:finish_time=0.85:min_p=0.02",
+    "star:20:clock=shared:finish_time=0.8:finish_calls=10:min_p=0.02",
+    "star:9:clock=shared:finish_time=0.75:finish_calls=5:min_p=0.02",
+    "star:4:clock=shared:finish_time=0.7:finish_calls=2:min_p=0.02",
+)
 # A block takes a call at least.
 MASKED = tuple(
     f"masked:{steps}:block_size={max(8, 64 // steps)}:min_p=0.02{remasking}"
@@ -53,7 +60,8 @@ def default_samplings(pipeline) -> tuple[str, ...]:
         return MASKED
     if not pipeline.model.has_clean_stream:
         return ("star:64", "star:32")
-    return CLOCKS + (JUMPS if pipeline.model.config.jumps else ())
+    config = pipeline.model.config
+    return CLOCKS + (JUMPS if config.jumps else ()) + (WHOLE_TEXT if config.joint_decoder else ())
 
 
 def measure(
