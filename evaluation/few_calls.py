@@ -36,7 +36,8 @@ CLOCKS = (
     "star:64:time_grid=learned:clock=ramp:8:prediction=tokens",
     "star:32:time_grid=learned:clock=ramp:8",
 )
-# All tokens of a text in motion, in at most 64, 32, 16 and 8 calls: the steps, two more for the first, the decoder's.
+# All tokens of a text in motion: until all are settled, and in at most 32, 16 and 8 calls, which are the steps, two
+# more for the first, and those of the decoder.
 WHOLE_TEXT = (
     "star:30:clock=shared:finish_time=0.85:min_p=0.02",
     "star:20:clock=shared:finish_time=0.8:finish_calls=10:min_p=0.02",
