@@ -389,20 +389,9 @@ class TwoStreamPredictor(nn.Module):
         self.token_rows.weight.copy_(rows)
         self.output.weight.copy_(F.normalize(rows, dim=-1))
 
-    def forward(
-        self,
-        z: Tensor,
-        t: Tensor,
-        context: Tensor | None = None,
-        tokens: Tensor | None = None,
-        self_condition: Tensor | None = None,
-        clean: CleanTokens | None = None,
-        places: Places | None = None,
-        second_call: bool = False,
-        outline: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, *inputs, **options) -> Tensor:
         """The states that the output layer gets, `(batch, seq, hidden_size)`; arguments are those of `read_noisy`."""
-        return self.read_noisy(z, t, context, tokens, self_condition, clean, places, second_call, outline).states
+        return self.read_noisy(*inputs, **options).states
 
     def read_noisy(
         self,
