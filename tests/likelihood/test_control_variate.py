@@ -75,7 +75,8 @@ def test_known_tokens_have_none(monkeypatch):
     known[:, ::2] = True
     residuals = []
 
-    def constant(model, batch, times, draws):
+    def constant(model, batch, times, draws, first_time):
+        assert first_time == 0
         residuals.append(torch.ones(batch.shape, dtype=torch.float64))
         return residuals[-1]
 

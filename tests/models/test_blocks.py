@@ -151,7 +151,7 @@ def cross_entropy_in_order(model, ids, ranks):
     total = 0
     for rank in range(LENGTH):
         t = (ranks >= rank).double()
-        losses, _ = objective.cross_entropy(model, ids, t, model.draw(len(ids), seeded(rank)))
+        losses, *_ = objective.cross_entropy(model, ids, t, model.draw(len(ids), seeded(rank)))
         total = total + losses.masked_fill(ranks != rank, 0).sum(-1)
     return total
 

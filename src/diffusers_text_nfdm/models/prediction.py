@@ -240,43 +240,46 @@ class CategoricalPrediction(nn.Module):
                 self_condition = self_condition.masked_fill(alone[..., None], 0)
         latents = self.linear_estimate(z, (alpha, sigma))
 
-        def read(rows: Tensor | slice, twice: bool) -> NoisyTokens:
+        # For a joint decoder, those of the last call.
+        keys_values = [] if clean is None and getattr(predictor, "joint_input", None) is not None else None
+
+        def read(rows: Tensor | slice, twice: bool) -> Tensor:
             inputs = (_of_texts(x, rows) for x in (latents, shown_t, context))
             given = None if clean is None else clean.rows(rows), None if places is None else places.rows(rows)
             options = {} if outline is None else {"outline": outline[rows]}
             if not predictor.reads_tokens:
-                return NoisyTokens(predictor(*inputs, None, _of_texts(self_condition, rows), *given).to(z.dtype), ())
+                return predictor(*inputs, None, _of_texts(self_condition, rows), *given).to(z.dtype)
             inputs, seen, token_rows = tuple(inputs), shown[rows], predictor.token_rows.weight
-            noisy = NoisyTokens(_of_texts(self_condition, rows), ())
-            if noisy.states is None:
+            states = _of_texts(self_condition, rows)
+            kept = {} if keys_values is None else {"keys_values": keys_values}
+            if states is None:
                 with torch.set_grad_enabled(torch.is_grad_enabled() and not twice):
                     tokens = mean_token_rows(seen, evidence_weight, bias, token_rows)
-                    noisy = predictor.read_noisy(*inputs, tokens, None, *given, **options)
+                    first = {} if twice else kept
+                    states = predictor(*inputs, tokens, None, *given, **options, **first).to(z.dtype)
             if not twice:
-                return noisy
+                return states
             # Before torch 2.11 autocast used weights that it had cast without a graph in the second call, too
             # (pytorch/pytorch#165068).
             torch.clear_autocast_cache()
             # The second call sees tokens as the states of the first one and the evidence of now predict them.
-            states = torch.cat([noisy.states.to(z.dtype), seen], dim=-1)
-            tokens = mean_token_rows(states, weight, logit_bias, token_rows)
-            return predictor.read_noisy(*inputs, tokens, None, *given, second_call=True, **options)
+            tokens = mean_token_rows(torch.cat([states, seen], dim=-1), weight, logit_bias, token_rows)
+            return predictor(*inputs, tokens, None, *given, second_call=True, **options, **kept).to(z.dtype)
 
         if getattr(predictor, "second_call", None) is None:
             second_call = False
         if isinstance(second_call, bool):
-            noisy = read(slice(None), second_call)
+            states = read(slice(None), second_call)
         else:
             parts = [(rows, twice) for rows, twice in ((~second_call, False), (second_call, True)) if rows.any()]
-            states = torch.cat([read(rows, twice).states for rows, twice in parts])
-            noisy = NoisyTokens(states[torch.cat([rows.nonzero()[:, 0] for rows, _ in parts]).argsort()], ())
-        states = noisy.states.to(z.dtype)
+            states = torch.cat([read(rows, twice) for rows, twice in parts])
+            states = states[torch.cat([rows.nonzero()[:, 0] for rows, _ in parts]).argsort()]
         factors = torch.cat([states, evidence], dim=-1), weight, logit_bias
         return Prediction(
             factors=factors,
             table=table,
             states=states if predictor.reads_tokens else None,
-            noisy=noisy if noisy.keys_values else None,
+            noisy=NoisyTokens(states, tuple(keys_values)) if keys_values else None,
         )
 
     def along_lattice(

@@ -389,11 +389,7 @@ class TwoStreamPredictor(nn.Module):
         self.token_rows.weight.copy_(rows)
         self.output.weight.copy_(F.normalize(rows, dim=-1))
 
-    def forward(self, *inputs, **options) -> Tensor:
-        """The states that the output layer gets, `(batch, seq, hidden_size)`; arguments are those of `read_noisy`."""
-        return self.read_noisy(*inputs, **options).states
-
-    def read_noisy(
+    def forward(
         self,
         z: Tensor,
         t: Tensor,
@@ -404,8 +400,9 @@ class TwoStreamPredictor(nn.Module):
         places: Places | None = None,
         second_call: bool = False,
         outline: Tensor | None = None,
-    ) -> NoisyTokens:
-        """States of noisy tokens. Their keys and values are kept where the text has no windows.
+        keys_values: list | None = None,
+    ) -> Tensor:
+        """The states that the output layer gets, `(batch, seq, hidden_size)`.
 
         Args:
             z: latents, `(batch, seq, embedding_dim)`.
@@ -420,6 +417,7 @@ class TwoStreamPredictor(nn.Module):
                 follow one another.
             second_call: `tokens` are from the predictions of a first call.
             outline: Ê of the prototypes, of the shape of `z`.
+            keys_values: a list to which those of every layer are added, for a text without windows.
         """
         places = places or Places.whole(z.shape[1], z.device)
         own = self.input(z.to(self.own_input.weight.dtype)) if tokens is None else tokens
@@ -434,10 +432,13 @@ class TwoStreamPredictor(nn.Module):
             x = x + self.context(context.to(x.dtype))[:, None]
         seen, positions = sees_noisy(places), places.positions - 1
         if clean is None:
-            return NoisyTokens(*self._layers(x, seen, positions, None)[:2])
+            states, read, _ = self._layers(x, seen, positions, None)
+            if keys_values is not None:
+                keys_values += read
+            return states
         before = torch.arange(len(clean), device=z.device)
         seen = torch.cat([sees_clean(places, before).expand(*seen.shape[:-1], -1), seen], dim=-1)
-        return NoisyTokens(self._read_behind(clean, x, seen, positions)[0], ())
+        return self._read_behind(clean, x, seen, positions)[0]
 
     def _contents(self, own: Tensor, t: Tensor, clean: CleanTokens | None, places: Places) -> Tensor:
         """What is seen of the token before each one, or else of itself."""
