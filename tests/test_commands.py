@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages whose Python runs in tests/test_docs.py, and here.
 RUN_ELSEWHERE = {
-    "tutorial.md", "likelihood.md", "lattices.md", "whole_text.md", "add_a_forward_process.md", "add_a_scheduler.md", "add_a_metric.md",
+    "tutorial.md", "likelihood.md", "lattices.md", "whole_text.md", "add_a_forward_process.md", "add_a_scheduler.md",
+    "add_a_metric.md",
 }  # fmt: skip
 RUN_HERE = {"README.md", "sampling.md", "training.md", "conditions.md", "evaluation.md"}
 # What is not run, but for its settings: what trains, samples for many minutes, or needs what is not here.
