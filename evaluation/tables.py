@@ -7,7 +7,8 @@
 
 The output folder gets `tables.md`, `results.json`, `plots/`, one training run for each model in `runs/`, and samples
 and scores in `evaluations/`. The pages are written after every row, and say which rows are finished and which are not.
-Started again, the command goes on where it stopped. Ctrl-C ends it with a checkpoint and the exit code 3.
+Started again, the command goes on where it stopped. Commands for different rows may run side by side. Ctrl-C ends it
+with a checkpoint and the exit code 3.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def make_tables(
     torch.set_num_threads(experiment.threads)
     # Softmax over a vocabulary makes denormal numbers, which are slow on CPUs.
     torch.set_flush_denormal(True)
-    rows, results = finished_rows(experiment, output), None
+    results = None
     for number, model in enumerate(models, 1):
         print(f"\n[{number}/{len(models)}] {model.name}", flush=True)
         arguments, run = settings[model.name], output / "runs" / model.folder
@@ -86,6 +87,8 @@ def make_tables(
             )
             for name, evaluation in wanted_evaluations(experiment, arguments.model_type).items()
         }
+        # Read anew, because another command may have finished other rows in the meantime.
+        rows = finished_rows(experiment, output)
         rows[model.name] = {"name": model.name, "config": model.config, **trained, "evaluations": evaluations}
         results = write_pages(experiment, rows, dataset, output)
     return results
