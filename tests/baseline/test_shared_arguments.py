@@ -13,7 +13,7 @@ from diffusers_text_nfdm import AutoregressivePipeline, MaskedDiffusionPipeline,
 
 SHARED = [
     "prompt", "condition", "num_samples", "input_ids", "known", "batch_size", "generator", "temperature", "top_k",
-    "top_p", "min_p", "output_type", "return_dict",
+    "top_p", "min_p", "contrast", "output_type", "return_dict",
 ]  # fmt: skip
 BASELINES = {"autoregressive": tiny_baseline.make_pipeline, "masked": tiny_masked.make_pipeline}
 
@@ -43,6 +43,18 @@ def test_knobs_that_are_not_given_are_those_of_the_model(name):
     pipe = BASELINES[name]()
     plain, same = (
         pipe(num_samples=4, generator=seeded(1), **knobs).sequences
-        for knobs in ({}, {"temperature": 1.0, "min_p": 0.0})
+        for knobs in ({}, {"temperature": 1.0, "min_p": 0.0, "contrast": 0.0})
     )
     assert torch.equal(plain, same)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_contrast_favours_rare_tokens(name):
+    pipe, word = BASELINES[name](), 5
+    with torch.no_grad():
+        pipe.model.token_bias[word] += 1
+    shares = [
+        (pipe(num_samples=60, generator=seeded(2), min_p=1e-3, contrast=c).sequences == word).float().mean()
+        for c in (0.0, 1.0, 2.0)
+    ]
+    assert shares[0] > shares[1] > shares[2]

@@ -1,12 +1,14 @@
-"""Choosing tokens: argmax, temperature, top-k and top-p."""
+"""Choosing tokens: argmax, temperature, top-k, top-p, min-p and contrast."""
 
 import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny import seeded
 
-from diffusers_text_nfdm.models.token_choice import select_tokens
+from diffusers_text_nfdm.models.token_choice import check_cuts, select_tokens, token_probabilities
 
 
 NUM_DRAWS = 20_000
@@ -54,6 +56,33 @@ def test_top_k_top_p_and_min_p_keep_the_most_probable_tokens_in_proportion(optio
     expected = torch.zeros_like(PROBABILITIES)
     expected[kept] = PROBABILITIES[kept]
     assert_distributed(draws(PROBABILITIES.log(), temperature=1.0, **options), expected / expected.sum())
+
+
+@given(
+    st.lists(st.floats(1e-3, 1), min_size=5, max_size=5),
+    st.lists(st.floats(1e-6, 1), min_size=5, max_size=5),
+    st.floats(0.01, 2),
+    st.sampled_from([{"min_p": 0.2}, {"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "min_p": 0.1}]),
+    st.floats(0.3, 3),
+)
+def test_contrast_divides_what_a_cut_leaves_by_a_power_of_the_frequencies(weights, frequencies, contrast, cut, heat):
+    logits, frequencies = torch.tensor(weights).double().log(), torch.tensor(frequencies).double()
+    frequencies = frequencies / frequencies.sum()
+    kept = token_probabilities(logits, heat, **cut)
+    expected = kept / frequencies**contrast
+    given = token_probabilities(logits, heat, **cut, contrast=contrast, log_frequencies=frequencies.log())
+    torch.testing.assert_close(given, expected / expected.sum(), rtol=1e-10, atol=1e-300)
+
+
+def test_contrast_needs_to_know_what_is_plausible():
+    with pytest.raises(ValueError, match="`contrast` is 0.5, which favours rare tokens; it needs `min_p`"):
+        check_cuts(1.0, contrast=0.5)
+    with pytest.raises(ValueError, match="`contrast` is -1; it must be a number of at least 0"):
+        check_cuts(1.0, contrast=-1, min_p=0.1)
+    with pytest.raises(ValueError, match="need a `temperature` above 0"):
+        check_cuts(0.0, contrast=0.5, min_p=0.1)
+    for cut in ({"min_p": 0.1}, {"top_k": 5}, {"top_p": 0.9}):
+        check_cuts(1.0, contrast=0.5, **cut)
 
 
 @pytest.mark.parametrize(

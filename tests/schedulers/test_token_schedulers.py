@@ -87,6 +87,43 @@ def test_the_knobs_of_a_call_act_on_what_is_drawn(scheduler, prompt):
     assert torch.equal(write(**same), write()) and dict(pipe.scheduler.config) == own
 
 
+CONTRASTED = [
+    DraftVerifyScheduler(block_size=3, min_p=0.01),
+    RefinementScheduler(min_p=0.01),
+    MarkovChainScheduler(prediction="tokens", min_p=0.01),
+]
+
+
+@pytest.mark.parametrize("scheduler", CONTRASTED, ids=lambda scheduler: type(scheduler).__name__)
+def test_contrast_favours_rare_tokens(scheduler):
+    pipe, word = pipeline(scheduler), 5
+    with torch.no_grad():
+        pipe.model.token_bias[word] += 3
+    options = {"num_samples": 60}
+    options |= {} if isinstance(scheduler, TokenScheduler) else {"num_inference_steps": 2}
+    shares = []
+    for contrast in (0.0, 1.0, 2.0):
+        # A setting of the call, and one of the scheduler.
+        called = pipe(**options, contrast=contrast, generator=seeded(2)).sequences
+        pipe.scheduler = type(scheduler).from_config(scheduler.config, contrast=contrast)
+        assert torch.equal(pipe(**options, generator=seeded(2)).sequences, called)
+        pipe.scheduler = scheduler
+        shares.append((called == word).float().mean())
+    assert shares[0] > shares[1] > shares[2]
+
+
+def test_contrast_is_refused_where_it_has_no_meaning():
+    with pytest.raises(ValueError, match="`contrast` is 0.5, which favours rare tokens; it needs `min_p`"):
+        DraftVerifyScheduler(contrast=0.5)
+    with pytest.raises(ValueError, match="`contrast` is 0.5, which favours rare tokens; it needs `min_p`"):
+        pipeline(DraftVerifyScheduler())(contrast=0.5)
+    with pytest.raises(ValueError, match="`contrast` has no meaning for JumpScheduler"):
+        pipeline(JumpScheduler(min_p=0.1))(contrast=0.5)
+    scheduler, logits = DraftVerifyScheduler(contrast=0.5, min_p=0.1), torch.zeros(1, 4)
+    with pytest.raises(ValueError, match="`contrast` is 0.5, which needs `log_frequencies`"):
+        scheduler.probabilities(logits)
+
+
 @pytest.mark.parametrize("scheduler", TOKEN_SCHEDULERS.values(), ids=TOKEN_SCHEDULERS)
 def test_cuts_of_the_config_are_those_of_the_call(scheduler):
     pipe = pipeline(scheduler)

@@ -11,7 +11,7 @@ from ..checks import check_one_of
 from ..conditions import absent_placeholders
 from ..devices import wide_uniforms, widened
 from ..models import evaluation_mode
-from ..models.token_choice import check_cuts, draw_tokens, exclude
+from ..models.token_choice import check_cuts, complete_choice, draw_tokens, exclude
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
 from ..pipelines.prompts import write_prompts
@@ -51,6 +51,7 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
+        contrast: float | None = None,
         output_type: str = "text",
         return_dict: bool = True,
     ) -> NFDMTextPipelineOutput | tuple:
@@ -63,24 +64,28 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
             input_ids, known: token ids `(num_samples, max_length)` and which of them are given, from START on.
             batch_size: texts made at a time. A sample does not depend on it.
             generator: one generator, from which one per sample is derived, or a list with one per sample.
-            temperature, top_k, top_p, min_p: how tokens are drawn from the logits, see `token_probabilities`; by
-                default as the model has them, at temperature 1. At 0 the most probable ones are taken.
+            temperature, top_k, top_p, min_p, contrast: how tokens are drawn from the logits, see
+                `token_probabilities`; by default as the model has them, at temperature 1. At 0 the most probable
+                ones are taken.
             output_type: `"text"` or `"seq"` (token ids alone).
         """
         config = self.model.config
         if prompt is not None or condition is not None or (config.condition_length and input_ids is None):
             options = {
                 "batch_size": batch_size, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-                "output_type": output_type,
+                "contrast": contrast, "output_type": output_type,
             }  # fmt: skip
             output = write_prompts(self, prompt, condition, num_samples, generator, {}, options)
             return output if return_dict else output.to_tuple()
         if num_samples is None:
             num_samples = 1 if input_ids is None else count_rows("input_ids", input_ids)
         check_samples(num_samples, batch_size, generator)
-        choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        choice = {
+            "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "contrast": contrast
+        }  # fmt: skip
         choice = {"temperature": 1.0, **{name: value for name, value in choice.items() if value is not None}}
         check_cuts(**choice)
+        choice = complete_choice(choice, self.model)
         check_one_of("output_type", output_type, ("text", "seq"))
         if check_given(num_samples, input_ids, known):
             if not begins(known).all():

@@ -13,7 +13,7 @@ from ..checks import check_integers, check_one_of, is_number
 from ..conditions import absent_placeholders
 from ..devices import wide_uniforms, widened
 from ..models import evaluation_mode
-from ..models.token_choice import check_cuts, draw_tokens
+from ..models.token_choice import check_cuts, complete_choice, draw_tokens
 from ..pipelines.hub import HubCheckpointMixin
 from ..pipelines.pipeline_nfdm_text import NFDMTextPipelineOutput
 from ..pipelines.prompts import write_prompts
@@ -68,6 +68,7 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
+        contrast: float | None = None,
         output_type: str = "text",
         return_dict: bool = True,
     ) -> NFDMTextPipelineOutput | tuple:
@@ -85,8 +86,9 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
                 written, and those that are known come back as they are.
             batch_size: texts made at a time. A sample does not depend on it.
             generator: one generator, from which one per sample is derived, or a list with one per sample.
-            temperature, top_k, top_p, min_p: how tokens are drawn from the logits, see `token_probabilities`; by
-                default as the model has them, at temperature 1. At 0 the most probable ones are taken.
+            temperature, top_k, top_p, min_p, contrast: how tokens are drawn from the logits, see
+                `token_probabilities`; by default as the model has them, at temperature 1. At 0 the most probable
+                ones are taken.
             output_type: `"text"` or `"seq"` (token ids alone).
         """
         config = self.model.config
@@ -95,7 +97,7 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
             options = {
                 "num_inference_steps": num_inference_steps, "block_size": block_size, "remasking": remasking,
                 "batch_size": batch_size, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-                "output_type": output_type,
+                "contrast": contrast, "output_type": output_type,
             }  # fmt: skip
             output = write_prompts(self, prompt, condition, num_samples, generator, lengths, options)
             return output if return_dict else output.to_tuple()
@@ -107,9 +109,12 @@ class MaskedDiffusionPipeline(HubCheckpointMixin, DiffusionPipeline):
         model = self.model
         check_samples(num_samples, batch_size, generator)
         check_one_of("remasking", remasking, REMASKING)
-        choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        choice = {
+            "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "contrast": contrast
+        }  # fmt: skip
         choice = {"temperature": 1.0, **{name: value for name, value in choice.items() if value is not None}}
         check_cuts(**choice)
+        choice = complete_choice(choice, self.model)
         check_one_of("output_type", output_type, ("text", "seq"))
         if check_given(num_samples, input_ids, known):
             model.check_inputs(input_ids, known)

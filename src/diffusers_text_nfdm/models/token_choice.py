@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..checks import is_number
 
@@ -13,10 +13,16 @@ from ..checks import is_number
 Generators = list[torch.Generator] | torch.Generator | None
 
 # The knobs by which tokens are drawn.
-CHOICE = ("temperature", "top_k", "top_p", "min_p")
+CHOICE = ("temperature", "top_k", "top_p", "min_p", "contrast")
 
 
-def check_choice(temperature: float, top_k: int | None = None, top_p: float | None = None, min_p: float = 0.0) -> None:
+def check_choice(
+    temperature: float,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float = 0.0,
+    contrast: float = 0.0,
+) -> None:
     """Raise a ValueError for ways of drawing tokens that cannot be."""
     if not is_number(temperature) or not temperature >= 0:
         raise ValueError(f"`temperature` is {temperature!r}; it must be at least 0 (0 takes the most probable token).")
@@ -26,14 +32,22 @@ def check_choice(temperature: float, top_k: int | None = None, top_p: float | No
         raise ValueError(f"`top_p` is {top_p!r}; it must be in (0, 1].")
     if not (is_number(min_p) and 0 <= min_p < 1):
         raise ValueError(f"`min_p` is {min_p!r}; it must be in [0, 1).")
-
-
-def check_cuts(temperature: float, top_k: int | None = None, top_p: float | None = None, min_p: float = 0.0) -> None:
-    """As `check_choice`, and a ValueError for cuts of a distribution that nothing is drawn from."""
-    check_choice(temperature, top_k, top_p, min_p)
-    if temperature == 0 and (top_k is not None or top_p is not None or min_p):
+    if not (is_number(contrast) and 0 <= contrast < math.inf):
+        raise ValueError(f"`contrast` is {contrast!r}; it must be a number of at least 0.")
+    if contrast and not min_p and top_k is None and top_p is None:
         raise ValueError(
-            "`top_k`, `top_p` and `min_p` need a `temperature` above 0: at 0 the most probable token is taken."
+            f"`contrast` is {contrast}, which favours rare tokens; it needs `min_p`, `top_k` or `top_p` to say which "
+            "of them are plausible."
+        )
+
+
+def check_cuts(temperature: float, **cuts) -> None:
+    """As `check_choice`, and a ValueError for cuts of a distribution that nothing is drawn from."""
+    check_choice(temperature, **cuts)
+    if temperature == 0 and any(cuts.get(name) for name in CHOICE[1:]):
+        raise ValueError(
+            "`top_k`, `top_p`, `min_p` and `contrast` need a `temperature` above 0: at 0 the most probable token is "
+            "taken."
         )
 
 
@@ -43,11 +57,17 @@ def token_probabilities(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float = 0.0,
+    contrast: float = 0.0,
+    log_frequencies: Tensor | None = None,
 ) -> Tensor:
     """`softmax(logits / temperature)` over the last axis, cut off and normalised again.
 
     What stays are the `top_k` most probable tokens, of these the fewest with probability `top_p`, and those with at
-    least `min_p` times the probability of the most probable one.
+    least `min_p` times the probability of the most probable one. Of these a `contrast` λ takes
+
+        p(x | what is seen) / p(x)^λ,
+
+    with p(x) how frequent a token is anywhere, `log_frequencies` `(vocab,)`.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest = logits.amax(-1, keepdim=True)
@@ -58,6 +78,16 @@ def token_probabilities(
     logits = (logits - largest) / max(temperature, torch.finfo(logits.dtype).tiny)
     if min_p:
         logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)
+    kept = _most_probable(logits, top_k, top_p)
+    if not contrast:
+        return kept
+    rare = (log_frequencies.amax() - log_frequencies).to(kept)
+    kept = kept * torch.exp(contrast * rare)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def _most_probable(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """`softmax(logits)` over the `top_k` most probable tokens, and of these the fewest with probability `top_p`."""
     if top_k is None and top_p is None:
         return torch.softmax(logits, -1)
     logits, order = logits.sort(-1, descending=True)
@@ -70,6 +100,16 @@ def token_probabilities(
         probabilities[..., 1:] = probabilities[..., 1:].masked_fill(before[..., 1:] >= top_p, 0)
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     return torch.empty_like(probabilities).scatter_(-1, order, probabilities)
+
+
+def log_frequencies(model: nn.Module) -> Tensor:
+    """log p(x), how frequent each token is anywhere, `(vocab,)`: the bias of a model's logits, which starts at it."""
+    return torch.log_softmax(model.token_bias.detach(), -1)
+
+
+def complete_choice(choice: dict, model: nn.Module) -> dict:
+    """How tokens are drawn, and the frequencies that a contrast needs."""
+    return {**choice, "log_frequencies": log_frequencies(model)} if choice.get("contrast") else choice
 
 
 def exclude(logits: Tensor, excluded: Tensor | None) -> Tensor:
@@ -127,12 +167,11 @@ def draw_uniforms(batch_size: int, length: int, generators: Generators, device: 
 def select_tokens(
     logits: Tensor,
     temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float = 0.0,
+    *,
     generators: Generators = None,
     part: slice | None = None,
     length: int | None = None,
+    **cuts,
 ) -> Tensor:
     """`draw_tokens` for logits `(batch, seq, vocab)`, with the generator of each text.
 
@@ -143,4 +182,4 @@ def select_tokens(
     batch_size, seq = logits.shape[:2]
     uniforms = draw_uniforms(batch_size, seq if part is None else length, generators, logits.device)
     uniforms = uniforms if part is None else uniforms[:, part]
-    return draw_tokens(logits, uniforms, temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    return draw_tokens(logits, uniforms, temperature, **cuts)

@@ -181,8 +181,11 @@ def check_call(
     if latents is not None:
         check_latents("`latents`", latents, (num_samples, *pipeline.model.latent_shape))
     # Where nothing is drawn in between, the last step takes the most probable tokens.
-    temperature = 1.0 if draws_tokens(pipeline.scheduler) else 0.0
-    check_cuts(**{"temperature": temperature, **choice})
+    drawn, settings = draws_tokens(pipeline.scheduler), {}
+    if drawn and choice.get("contrast"):
+        # What it needs may be a setting of the scheduler.
+        settings = {name: pipeline.scheduler.config[name] for name in pipeline.scheduler.knobs}
+    check_cuts(**{"temperature": 1.0 if drawn else 0.0, **settings, **choice})
     if check_given(num_samples, input_ids, known):
         pipeline.model.check_inputs(input_ids)
     chain = pipeline.scheduler.config.get("prediction") == "tokens"

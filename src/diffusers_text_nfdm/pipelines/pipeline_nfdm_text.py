@@ -15,7 +15,7 @@ from ..checks import check_integers
 from ..clocks import BatchClock, Clock
 from ..conditions import absent_placeholders
 from ..models import Prediction, TextDiffusionModel, evaluation_mode
-from ..models.token_choice import CHOICE, draw_tokens, draw_uniforms, exclude
+from ..models.token_choice import complete_choice, draw_tokens, draw_uniforms, exclude
 from ..networks.two_stream_predictor import CleanTokens
 from ..schedulers import TextDiffusionScheduler, TokenScheduler
 from .batches import NFDMTextPipelineOutput, Options, TextBatch, join_outputs, join_trajectories, read_before
@@ -107,6 +107,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
+        contrast: float | None = None,
         clamp_predictions: bool = False,
         confidence_threshold: float | None = None,
         output_type: str = "text",
@@ -140,8 +141,8 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             generator: one generator, from which one per sample is derived, or a list with one per sample.
             latents: z at the first time, `(num_samples, max_length, dim)`, instead of noise. Jumps read the first
                 coordinate: it decides the text.
-            temperature, top_k, top_p, min_p: how tokens are drawn (`token_probabilities`), instead of the settings of
-                a scheduler that draws them; temperature 0 takes the most probable ones. Schedulers that move latents
+            temperature, top_k, top_p, min_p, contrast: how tokens are drawn (`token_probabilities`), instead of the
+                settings of a scheduler that draws them; temperature 0 takes the most probable ones. Schedulers that move latents
                 along a mean Ê draw tokens only at the end, from the decoder, by default the most probable ones.
             clamp_predictions: move each Ê to its nearest embedding before the step (the clamping trick of
                 Diffusion-LM).
@@ -169,7 +170,7 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
                 "num_inference_steps": num_inference_steps, "clock": clock, "batch_size": batch_size,
                 "guidance_scale": guidance_scale, "guidance_model": guidance_model,
                 "timesteps": timesteps, "latents": latents, "temperature": temperature, "top_k": top_k,
-                "top_p": top_p, "min_p": min_p, "clamp_predictions": clamp_predictions,
+                "top_p": top_p, "min_p": min_p, "contrast": contrast, "clamp_predictions": clamp_predictions,
                 "confidence_threshold": confidence_threshold,
                 "output_type": output_type, "return_trajectory": return_trajectory,
                 "callback_on_step_end": callback_on_step_end,
@@ -194,7 +195,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             num_samples = 1 if input_ids is None else count_rows("input_ids", input_ids)
             # What are no latents is refused by their shape.
             num_samples = len(latents) if isinstance(latents, Tensor) and latents.ndim else num_samples
-        choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        choice = {
+            "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "contrast": contrast
+        }  # fmt: skip
         choice = {name: value for name, value in choice.items() if value is not None}
         check_token_scheduler(
             self,
@@ -223,12 +226,14 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
         options = Options(
             model=GuidedModel(self.model, guidance_scale, guidance_model) if guided else self.model,
             # It carries state from step to step, and other threads may use the pipeline.
-            scheduler=with_choice(self.scheduler, choice),
+            scheduler=with_choice(self.scheduler, choice, self.model),
             num_steps=num_inference_steps,
             timesteps=timesteps,
             clock=clock,
             # Of tokens that a scheduler has drawn the decoder takes the most probable ones.
-            choice={"temperature": 0.0} if draws_tokens(self.scheduler) else {"temperature": 0.0, **choice},
+            choice={"temperature": 0.0}
+            if draws_tokens(self.scheduler)
+            else complete_choice({"temperature": 0.0, **choice}, self.model),
             clamp_predictions=clamp_predictions,
             confidence_threshold=confidence_threshold,
             keep_trajectory=return_trajectory,
@@ -387,10 +392,16 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
 
     def _finish(self, batch: TextBatch, prediction: Prediction, options: Options) -> None:
         """Decode the text at the last prediction."""
-        model, choice = options.model, {name: options.scheduler.config[name] for name in CHOICE}
+        model = options.model
         uniforms = draw_uniforms(*batch.z.shape[:2], batch.generators, batch.z.device)
         batch.written, calls = finish_texts(
-            model, prediction, uniforms, batch.known, batch.given, choice, options.scheduler.config.finish_calls
+            model,
+            prediction,
+            uniforms,
+            batch.known,
+            batch.given,
+            options.scheduler.choice,
+            options.scheduler.config.finish_calls,
         )
         batch.calls = batch.calls + calls
         batch.z = model.forward_process.initial_marginal(model.embed(batch.written), batch.context).mean

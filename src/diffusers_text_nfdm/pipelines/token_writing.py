@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..models import TextDiffusionModel
-from ..models.token_choice import CHOICE
+from ..models.token_choice import log_frequencies
 from ..schedulers import (
     DraftVerifyScheduler,
     JumpScheduler,
@@ -50,19 +50,20 @@ def filling_scheduler(scheduler: TokenScheduler) -> RefinementScheduler:
     """What fills gaps in its place: tokens drawn as it would draw them, and of several candidates one that the clean
     stream finds probable.
     """
-    return RefinementScheduler(**{name: scheduler.config[name] for name in CHOICE}, candidates=CANDIDATES)
+    return RefinementScheduler(**{name: scheduler.config[name] for name in scheduler.knobs}, candidates=CANDIDATES)
 
 
 def with_choice(
-    scheduler: TextDiffusionScheduler | TokenScheduler, choice: dict
+    scheduler: TextDiffusionScheduler | TokenScheduler, choice: dict, model: TextDiffusionModel
 ) -> TextDiffusionScheduler | TokenScheduler:
-    """A copy of a scheduler that draws tokens, if it does so itself, by the given knobs."""
+    """A copy of a scheduler that draws tokens of a model, if it does so itself, by the given knobs."""
     scheduler = copy(scheduler)
-    if choice and draws_tokens(scheduler):
+    if draws_tokens(scheduler):
         for name in choice:
-            if name not in scheduler.config:
+            if name not in scheduler.knobs:
                 raise ValueError(f"`{name}` has no meaning for {type(scheduler).__name__}; leave it out.")
         scheduler.register_to_config(**choice)
+        scheduler.log_frequencies = log_frequencies(model)
     return scheduler
 
 

@@ -41,6 +41,7 @@ class DraftVerifyScheduler(TokenScheduler):
         temperature: of the distribution that tokens are drawn from; 0 takes the most probable one.
         min_p: tokens with less than this share of the probability of the most probable one are not drawn.
         top_k, top_p: only the k most probable tokens are drawn, and of these the fewest with this probability.
+        contrast: how much rare tokens are favoured among those that `min_p`, `top_k` or `top_p` leave.
     """
 
     @register_to_config
@@ -51,6 +52,7 @@ class DraftVerifyScheduler(TokenScheduler):
         min_p: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        contrast: float = 0.0,
     ):
         self._check_choice()
         self._check_count("block_size", block_size, least=2)

@@ -45,6 +45,9 @@ class JumpScheduler(TokenScheduler):
         top_k, top_p: only the k most probable tokens are drawn, and of these the fewest with this probability.
     """
 
+    # Its noise decides a token by the whole distribution, which a contrast would weigh anew.
+    knobs = ("temperature", "top_k", "top_p", "min_p")
+
     @register_to_config
     def __init__(
         self,

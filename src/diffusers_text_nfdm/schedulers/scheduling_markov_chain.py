@@ -13,11 +13,11 @@ from ..checks import check_integers, is_number
 from ..clocks import BatchClock
 from ..forward_processes import ForwardProcess
 from ..models.prediction import Prediction
-from ..models.token_choice import CHOICE, check_choice
 from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutput
+from .token_choice import DrawsTokens
 
 
-class MarkovChainScheduler(TextDiffusionScheduler):
+class MarkovChainScheduler(DrawsTokens, TextDiffusionScheduler):
     """One step from t to s < t keeps a share of the old noise and draws the rest anew:
 
         ε_old = (z_t - mean(Ê, t)) / std(Ê, t)
@@ -43,6 +43,7 @@ class MarkovChainScheduler(TextDiffusionScheduler):
             what the model has not quite unlearned and leaves the odds of the rest as they are, which a lower
             temperature does not.
         top_k, top_p: only the k most probable tokens are drawn, and of these the fewest with this probability.
+        contrast: how much rare tokens are favoured among those that `min_p`, `top_k` or `top_p` leave.
         finish_time: along the shared clock, the time at which a model with a `joint_decoder` decodes the text, which
             draws tokens that agree (`pipelines/finishing.py`); by default the last step takes each by itself.
         finish_calls: most calls of the decoder; by default as many as it takes until no token changes.
@@ -63,6 +64,7 @@ class MarkovChainScheduler(TextDiffusionScheduler):
         top_p: float | None = None,
         finish_time: float | None = None,
         finish_calls: int | None = None,
+        contrast: float = 0.0,
     ):
         self._check_config()
         if finish_time is not None and not (is_number(finish_time) and 0 < finish_time < 1):
@@ -76,7 +78,7 @@ class MarkovChainScheduler(TextDiffusionScheduler):
             raise ValueError(f"`noise_fraction` is {noise_fraction!r}; it must be a number in [0, 1] or 'snr'.")
         if prediction not in ("mean", "tokens"):
             raise ValueError(f"`prediction` is {prediction!r}; it must be 'mean' or 'tokens'.")
-        check_choice(temperature, top_k, top_p, min_p)
+        self._check_choice()
 
     def _time_grid(
         self, num_steps: int | None, timesteps: Sequence[float] | None, clock: BatchClock | None
@@ -134,6 +136,4 @@ class MarkovChainScheduler(TextDiffusionScheduler):
                 "distribution "
                 "to draw them from."
             )
-        options = {name: self.config[name] for name in CHOICE}
-        tokens = model_output.draw(generator, **options)
-        return model_output.embeddings_of(tokens)
+        return model_output.embeddings_of(model_output.draw(generator, **self.choice))

@@ -50,6 +50,7 @@ class RefinementScheduler(TokenScheduler):
         min_p: tokens with less than this share of the probability of the most probable one are not drawn.
         candidates: of each text. They are written side by side; the calls of all of them are counted.
         top_k, top_p: only the k most probable tokens are drawn, and of these the fewest with this probability.
+        contrast: how much rare tokens are favoured among those that `min_p`, `top_k` or `top_p` leave.
     """
 
     @register_to_config
@@ -62,6 +63,7 @@ class RefinementScheduler(TokenScheduler):
         candidates: int = 1,
         top_k: int | None = None,
         top_p: float | None = None,
+        contrast: float = 0.0,
     ):
         self._check_choice()
         self._check_count("block_length", block_length)

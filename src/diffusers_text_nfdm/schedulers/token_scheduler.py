@@ -7,25 +7,19 @@ from diffusers import ConfigMixin, SchedulerMixin
 from torch import Tensor
 
 from ..devices import widened
-from ..models.token_choice import CHOICE, check_choice, draw_from, token_probabilities
+from ..models.token_choice import draw_from, token_probabilities
 from .base import TextDiffusionScheduler
+from .token_choice import DrawsTokens
 
 
-class TokenScheduler(SchedulerMixin, ConfigMixin):
+class TokenScheduler(DrawsTokens, SchedulerMixin, ConfigMixin):
     """A token goes from noise to text in one step, when its turn comes. It needs a model with a clean stream.
 
-    A subclass has `temperature`, `top_k`, `top_p` and `min_p` in its config: how tokens are drawn
-    (`token_probabilities`). At temperature 0 the most probable one is taken.
+    At temperature 0 the most probable one is taken.
     """
 
     order = 1
     init_noise_sigma = 1.0
-
-    def _check_choice(self) -> None:
-        check_choice(**self._choice())
-
-    def _choice(self) -> dict:
-        return {name: self.config[name] for name in CHOICE}
 
     @staticmethod
     def _check_count(name: str, value: int, least: int = 1) -> None:
@@ -38,7 +32,7 @@ class TokenScheduler(SchedulerMixin, ConfigMixin):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The distribution that tokens are drawn from."""
-        return token_probabilities(widened(logits), **self._choice())
+        return token_probabilities(widened(logits), **self.choice)
 
     def draw_by_noise(self, logits: Tensor, noise: Tensor, order: Tensor) -> Tensor:
         """Tokens `(...)` from logits `(..., vocab)` by their noise `(...)`, in an order of token ids.
