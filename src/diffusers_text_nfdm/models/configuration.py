@@ -70,6 +70,8 @@ class TextDiffusionConfig(PreTrainedConfig):
             (`networks/prototypes.py`); for a model with `lattice_candidates`.
         joint_decoder: a text that is in motion as a whole can be decoded at any time by `Π p(x_i | x_<i, z_t)`, with
             the network (`finish_time` of the Markov chain); for a model with `lattice_candidates`.
+        token_link: drafts are drawn token by token from one call, each given the one before it
+            (`networks/token_link.py`); `training.fit_token_link` adds it to a trained model with a clean stream.
         stabilized_prediction: `Ê = (1-t) z + (t + 0.01) net(z, t)` instead of `Ê = net(z, t)`, for `"embedding"`.
         decoder: `p(x_i | z_0)`: `"linear"`, `softmax(z_0 Embᵀ + b)`, the paper's; `"gaussian"`, the exact posterior of
             `z_0 ~ N(α_0 Emb, σ_0²)`.
@@ -106,6 +108,7 @@ class TextDiffusionConfig(PreTrainedConfig):
     lattice_candidates: int = 0
     num_prototypes: int = 0
     joint_decoder: bool = False
+    token_link: bool = False
     stabilized_prediction: bool = True
     decoder: str = "linear"
     objective: str = "bound"
@@ -162,6 +165,11 @@ class TextDiffusionConfig(PreTrainedConfig):
             raise ValueError(
                 f"`jumps` is True with `predictor` {self.predictor!r} and `prediction_type` {self.prediction_type!r}; "
                 "they follow a clean stream, which only 'two_stream' with 'categorical' has."
+            )
+        if self.token_link and (self.predictor, self.prediction_type) != ("two_stream", "categorical"):
+            raise ValueError(
+                f"`token_link` is True with `predictor` {self.predictor!r} and `prediction_type` "
+                f"{self.prediction_type!r}; it is for drafts, which only 'two_stream' with 'categorical' verifies."
             )
         check_integers(0, lattice_candidates=self.lattice_candidates, num_prototypes=self.num_prototypes)
         for name, what in (("num_prototypes", "prototypes are"), ("joint_decoder", "a joint decoder is")):

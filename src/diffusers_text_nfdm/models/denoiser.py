@@ -302,6 +302,13 @@ class Denoiser:
         output, dtype = self.predictor.output, self.latent_dtype
         return states.to(dtype), output.weight.to(dtype), output.bias.to(dtype) + self.token_bias.to(dtype)
 
+    def linked_factors(self, states: Tensor, before: Tensor) -> Factors:
+        """`(states, weight, bias)` of the logits of unseen tokens, given the very token before each, `(batch, tokens)`,
+        for the network's states of `predict_unseen`.
+        """
+        rows = self.predictor.token_rows(before)
+        return self.next_token_factors(self.predictor.token_link(states.to(rows.dtype), rows))
+
     def clean_stream(
         self, input_ids: Tensor, windows: Windows | None, next_token: bool = False, detach_process: bool = False
     ) -> tuple[CleanTokens | None, Tensor | None]:

@@ -17,6 +17,7 @@ from ..forward_processes import ForwardProcess
 from ..networks.bert_predictor import BertPredictor
 from ..networks.context_encoder import ContextEncoder
 from ..networks.dual import Dual
+from ..networks.token_link import TokenLink
 from ..networks.token_order import order_by_likeness
 from ..networks.transformer import Modulation
 from ..networks.two_stream_predictor import TwoStreamPredictor
@@ -131,6 +132,15 @@ class TextDiffusionModel(Denoiser, SafetensorsModel):
     def set_embeddings(self, embeddings: Tensor) -> None:
         """Start the token embeddings at the given ones, `(vocab, dim)`."""
         self.embeddings.weight.copy_(embeddings)
+
+    @torch.no_grad()
+    def add_token_link(self) -> None:
+        """A link that changes nothing yet, for a model with a clean stream (`training.fit_token_link`)."""
+        self.config.token_link = True
+        link = TokenLink(self.config.hidden_size).to(self.device, self.dtype)
+        nn.init.zeros_(link.output.weight)
+        nn.init.zeros_(link.output.bias)
+        self.predictor.token_link = link
 
     @torch.no_grad()
     def set_prototypes(self, input_ids: Tensor) -> None:

@@ -35,6 +35,7 @@ from .noise_embedding import NoiseEmbedding
 from .predictor_parts import output_layer, self_condition_input, tanh_mlp
 from .prototypes import Prototypes
 from .time_embedding import TimeEmbedding
+from .token_link import TokenLink
 
 
 if TYPE_CHECKING:
@@ -346,6 +347,8 @@ class TwoStreamPredictor(nn.Module):
         if config.joint_decoder:
             # Of the noisy state of a token, and that a text is decoded.
             self.joint_input = nn.Linear(size, size)
+        if config.token_link:
+            self.token_link = TokenLink(size)
         self.self_condition = None if self.reads_tokens else self_condition_input(config)
         self.context = None if context_dim is None else nn.Linear(context_dim, size)
         self.layers = nn.ModuleList(PredictorLayer(config) for _ in range(config.num_hidden_layers))
@@ -375,6 +378,9 @@ class TwoStreamPredictor(nn.Module):
         if self.config.joint_decoder:
             init.zeros_(self.joint_input.weight)
             init.zeros_(self.joint_input.bias)
+        if self.config.token_link:
+            init.zeros_(self.token_link.output.weight)
+            init.zeros_(self.token_link.output.bias)
         if self.config.jumps:
             init.zeros_(self.noise_embedding.linear_2.weight)
             init.zeros_(self.noise_embedding.linear_2.bias)

@@ -69,10 +69,14 @@ def write_verified(
             accepted, token = torch.zeros_like(written), draw_from(p[:, 0], verified_by[:, 0])
         else:
             accepted, token = scheduler.step(draft, q, p, verified_by)
-        logits = model.predict_unseen(clean, places, context).without(excluded).logits.unflatten(1, (size, size))
+        unseen = model.predict_unseen(clean, places, context).without(excluded)
         # The first token of the next block is the one just drawn.
-        q = scheduler.probabilities(logits[rows, accepted, 1:])
-        draft = draw_from(q, drafted_by[:, :-1])
+        if model.config.token_link and unseen.states is not None:
+            states = unseen.states.unflatten(1, (size, size))[rows, accepted, 1:]
+            q, draft = _draft_linked(model, scheduler, states, token, drafted_by, excluded)
+        else:
+            q = scheduler.probabilities(unseen.logits.unflatten(1, (size, size))[rows, accepted, 1:])
+            draft = draw_from(q, drafted_by[:, :-1])
         text[rows, written + accepted] = torch.where(finished, text[rows, written + accepted], token)
         written = torch.where(finished, written, written + accepted + 1)
         draft_at = rows[:, None], written[:, None] + offsets[:-1]
@@ -87,3 +91,20 @@ def write_verified(
     beyond = torch.arange(text.shape[1], device=device) >= written[:, None]
     text = text.masked_fill(beyond, config.pad_token_id)[:, :length]
     return text.masked_fill(behind_end(text, config.eos_token_id), config.pad_token_id), calls
+
+
+def _draft_linked(
+    model: TextDiffusionModel,
+    scheduler: DraftVerifyScheduler,
+    states: Tensor,
+    token: Tensor,
+    uniforms: Tensor,
+    excluded: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Tokens behind `token`, each drawn given the one before it, and the distributions that they are drawn from."""
+    q, draft = [], [token]
+    for place in range(states.shape[1]):
+        factors = model.linked_factors(states[:, place : place + 1], draft[-1][:, None])
+        q.append(scheduler.probabilities(Prediction(factors=factors, excluded=excluded).logits)[:, 0])
+        draft.append(draw_from(q[-1], uniforms[:, place]))
+    return torch.stack(q, dim=1), torch.stack(draft[1:], dim=1)

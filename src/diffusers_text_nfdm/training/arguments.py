@@ -77,6 +77,7 @@ CHANGEABLE_ON_RESUME = (
     "time_sampler_learning_rate",
     "max_grad_norm",
     "clip_after_steps",
+    "link_steps",
 )
 
 
@@ -222,6 +223,9 @@ class TrainingArguments:
     prototype_steps: int = setting(
         0, "optimisation", "steps that fit the prototypes of a model with num_prototypes before all others"
     )
+    link_steps: int = setting(
+        0, "optimisation", "steps after all others that fit the link of tokens that are drafted side by side"
+    )
     straightness_weight: float = setting(
         0.0, "optimisation", "weight of the curvature of NFDM's paths from text to noise in steps on the bound"
     )
@@ -308,6 +312,7 @@ class TrainingArguments:
             "growth_steps",
             "next_token_steps",
             "prototype_steps",
+            "link_steps",
             "straightness_weight",
             "context_warmup_steps",
             "min_word_count",
@@ -335,6 +340,16 @@ class TrainingArguments:
             raise ValueError(
                 f"`prototype_steps` is {self.prototype_steps}; it needs `num_prototypes` in the `model_config`, and "
                 "texts that are at hand, not `streaming`."
+            )
+        if self.model_config.get("token_link"):
+            raise ValueError(
+                "`token_link` is True in the `model_config`; a link is fitted after all else, by `link_steps`, which "
+                "sets it."
+            )
+        if self.link_steps and (self.streaming or masked_diffusion or not two_stream or prediction_type != "categorical"):
+            raise ValueError(
+                f"`link_steps` is {self.link_steps}; it needs `predictor` 'two_stream' with `prediction_type` "
+                "'categorical', and texts that are at hand, not `streaming`."
             )
         if self.next_token_steps and not self.next_token_weight:
             raise ValueError(f"`next_token_steps` is {self.next_token_steps}; it needs a `next_token_weight` above 0.")

@@ -43,7 +43,7 @@ MODELS = {
 # What the configuration of a run may have otherwise than that of the checkpoint it starts from.
 FREE_OF_CHECKPOINT = (
     "clock", "trained_clocks", "trained_block_sizes", "jumps", "lattice_candidates", "num_prototypes", "joint_decoder",
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "time_sampler", "objective", "dtype",
+    "token_link", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "time_sampler", "objective", "dtype",
     "architectures", "transformers_version",
 )  # fmt: skip
 # The name of a tokenizer that is trained from the data.
@@ -285,6 +285,9 @@ def copy_weights(source: PreTrainedModel, model: PreTrainedModel, grown: bool = 
     weights, own = source.state_dict(), model.state_dict()
     if undeformed:
         weights = {name: weight for name, weight in weights.items() if not name.startswith("forward_process.network.")}
+    if not new.get("token_link"):
+        # It was fitted to the weights that are trained on.
+        weights = {name: weight for name, weight in weights.items() if ".token_link." not in name}
     if grown:
         weights = {name: _with_new_rows(weight, own.get(name), old["vocab_size"]) for name, weight in weights.items()}
     for name, weight in weights.items():

@@ -18,6 +18,7 @@ from ..text_files import FILE_TYPES
 from .arguments import TrainingArguments
 from .checkpoints import write_folder
 from .frontier import measure_frontier, render_frontier
+from .token_links import fit_token_link
 
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def finish(trainer: Trainer) -> dict:
     """Evaluate the averaged weights, write pipeline, card, plots and summary.json, and print something to read."""
     arguments, accelerator, run = trainer.arguments, trainer.accelerator, trainer.run
     trainer.ema.copy_to(trainer.released)
+    if arguments.link_steps:
+        ids = trainer.data.train_ids()[:]["input_ids"].long()
+        fit_token_link(trainer.released, ids, arguments.link_steps, arguments.seed, accelerator.is_local_main_process)
     estimate = trainer.validation_bound(2 * arguments.evaluation_texts, 2 * arguments.evaluation_draws)
     output = trainer.generate(arguments.final_samples, seed=arguments.seed, progress_bar=True)
     texts = output.texts
