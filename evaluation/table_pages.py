@@ -162,7 +162,7 @@ def _published_cells(row: PublishedRow) -> dict[str, str]:
 
 
 def _steps_key(sampling: dict | None) -> tuple:
-    return ("", 0) if sampling is None else (sampling["scheduler"], -sampling["num_inference_steps"])
+    return ("", 0) if sampling is None else (sampling["scheduler"] or "", -(sampling["num_inference_steps"] or 0))
 
 
 def _main_samplings(models: Sequence[dict]) -> Callable[[dict], bool]:
@@ -186,9 +186,8 @@ def _equations(models: Sequence[dict]) -> Callable[[dict], bool]:
 
 
 def _by_number(entry: dict) -> bool:
-    """Star and SDE, masked diffusion, and schedulers that write tokens."""
-    scheduler = entry["sampling"]["scheduler"]
-    return _rho(entry["sampling"]) == 1 or scheduler not in (CHAIN, ODE, None)
+    """Star and SDE, and what writes tokens."""
+    return _rho(entry["sampling"]) == 1 or entry["sampling"]["scheduler"] not in (CHAIN, ODE)
 
 
 def _entries(model: dict) -> Iterator[dict]:

@@ -190,6 +190,7 @@ def measured_seconds(arguments: TrainingArguments, folder: Path) -> float:
         evaluation_texts=1,
         num_samples=0,
         save_plots=False,
+        link_steps=0,
     )
 
     def measure() -> dict:
@@ -229,7 +230,7 @@ def train_once(arguments: TrainingArguments, run: Path) -> dict | None:
     return {
         "parameters": summary["parameters"],
         "steps": summary["steps"],
-        "cpu_seconds": statistics.mean(parts) * summary["steps"],
+        "cpu_seconds": statistics.mean(parts) * summary["steps"] + summary.get("link_cpu_seconds", 0.0),
     }
 
 
@@ -242,13 +243,12 @@ def wanted_evaluations(experiment: Experiment, model_type: str) -> dict[str, Eva
 def usable_samplings(samplings: Sequence[str], arguments: TrainingArguments) -> list[str] | None:
     """Those that the model has: NFDM has no signal-to-noise ratio, tokens are drawn from a categorical prediction, a
     text in blocks takes at least one step for each; a baseline has ways of its own."""
-    if arguments.model_type == AutoregressiveConfig.model_type:
-        return None
-    masked = arguments.model_type == MaskedDiffusionConfig.model_type
-    samplings = [one for one in samplings if Sampling.parse(one).kind == ("masked" if masked else "diffusion")]
-    if masked and not samplings:
-        # The evaluation's own default.
-        return None
+    baselines = {AutoregressiveConfig.model_type: "ancestral", MaskedDiffusionConfig.model_type: "masked"}
+    kind = baselines.get(arguments.model_type, "diffusion")
+    samplings = [one for one in samplings if Sampling.parse(one).kind == kind]
+    if kind != "diffusion":
+        # Without any, the evaluation's own default.
+        return samplings or None
     categorical = arguments.model_config.get("prediction_type") == "categorical"
     return [
         one

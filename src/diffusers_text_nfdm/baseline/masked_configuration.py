@@ -37,6 +37,7 @@ class MaskedDiffusionConfig(PreTrainedConfig):
     jumps = False
     lattice_candidates = 0
     num_prototypes = 0
+    token_link = False
     joint_decoder = False
 
     vocab_size: int = 10767

@@ -102,7 +102,8 @@ def _draft_linked(
     excluded: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Tokens behind `token`, each drawn given the one before it, and the distributions that they are drawn from."""
-    q, draft = [], [token]
+    # Of texts that are finished it may be none.
+    q, draft = [], [token.clamp_max(model.config.vocab_size - 1)]
     for place in range(states.shape[1]):
         factors = model.linked_factors(states[:, place : place + 1], draft[-1][:, None])
         q.append(scheduler.probabilities(Prediction(factors=factors, excluded=excluded).logits)[:, 0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,9 +34,7 @@ def finish(trainer: Trainer) -> dict:
     """Evaluate the averaged weights, write pipeline, card, plots and summary.json, and print something to read."""
     arguments, accelerator, run = trainer.arguments, trainer.accelerator, trainer.run
     trainer.ema.copy_to(trainer.released)
-    if arguments.link_steps:
-        ids = trainer.data.train_ids()[:]["input_ids"].long()
-        fit_token_link(trainer.released, ids, arguments.link_steps, arguments.seed, accelerator.is_local_main_process)
+    link = _fit_link(trainer) if arguments.link_steps else {}
     estimate = trainer.validation_bound(2 * arguments.evaluation_texts, 2 * arguments.evaluation_draws)
     output = trainer.generate(arguments.final_samples, seed=arguments.seed, progress_bar=True)
     texts = output.texts
@@ -43,6 +42,7 @@ def finish(trainer: Trainer) -> dict:
         "model": variant_name(trainer.released.config),
         "parameters": sum(parameter.numel() for parameter in trainer.released.parameters()),
         "steps": trainer.progress.step,
+        **link,
         "quantity": trainer.family.quantity,
         "likelihood": estimate.to_dict(),
         "samples": describe_samples(trainer, texts, output.sequences),
@@ -74,6 +74,15 @@ def finish(trainer: Trainer) -> dict:
             tqdm.write(f"Pushed to {trainer.repository}.", file=sys.stdout)
     accelerator.wait_for_everyone()
     return summary
+
+
+def _fit_link(trainer: Trainer) -> dict[str, float]:
+    """Link the drafts of the averaged weights; the CPU seconds that it took, summed over threads."""
+    arguments, started = trainer.arguments, time.process_time()
+    ids = trainer.data.train_ids()[:]["input_ids"].long()
+    progress = trainer.accelerator.is_local_main_process
+    fit_token_link(trainer.released, ids, arguments.link_steps, arguments.seed, progress)
+    return {"link_cpu_seconds": time.process_time() - started}
 
 
 def open_repository(arguments: TrainingArguments, run: Path) -> str | None:
