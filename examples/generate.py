@@ -32,7 +32,7 @@ SCHEDULERS = {
 }
 PICTURES = (".png", ".pdf", ".svg", ".gif")
 # How tokens are drawn, for all of them.
-CHOICE = ("temperature", "top_k", "top_p", "min_p")
+CHOICE = ("temperature", "top_k", "top_p", "min_p", "contrast")
 # Options that are none of the pipeline's call.
 OWN = ("scheduler", "trajectory", "watch")
 # What only some pipelines have, by their kind.
@@ -107,6 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--top_k", type=int, help="draw among the k most probable words")
     parser.add_argument("--top_p", type=float, help="draw among the fewest words with this probability")
     parser.add_argument("--min_p", type=float, help="draw no word below this share of the largest probability")
+    parser.add_argument("--contrast", type=float, help="favour rare words among those that are left")
     parser.add_argument("--output", type=output_file, help="JSON Lines file to write: text, seed, index")
     parser.add_argument(
         "--trajectory",
