@@ -303,8 +303,8 @@ class Denoiser:
         return states.to(dtype), output.weight.to(dtype), output.bias.to(dtype) + self.token_bias.to(dtype)
 
     def linked_factors(self, states: Tensor, before: Tensor) -> Factors:
-        """`(states, weight, bias)` of the logits of unseen tokens, given the very token before each, `(batch, tokens)`,
-        for the network's states of `predict_unseen`.
+        """`(states, weight, bias)` of the logits of unseen tokens, for the network's states of `predict_unseen`, given
+        the very token before each, `(batch, tokens)`.
         """
         rows = self.predictor.token_rows(before)
         return self.next_token_factors(self.predictor.token_link(states.to(rows.dtype), rows))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class TokenLink(nn.Module):
-    """`h_i + mlp(norm(h_i), norm(r(x_i-1)))`, for the state h_i that predicts token i and the row r of the token before.
+    """`h_i + mlp(norm(h_i), norm(r(x_i-1)))`: the state h_i that predicts token i, and the row r of the token before.
 
     Tokens that are predicted side by side do not know of each other. Linked, they are drawn one after the other, each
     given the one before it, without another call of the network:

@@ -142,8 +142,9 @@ class NFDMTextPipeline(HubCheckpointMixin, DiffusionPipeline):
             latents: z at the first time, `(num_samples, max_length, dim)`, instead of noise. Jumps read the first
                 coordinate: it decides the text.
             temperature, top_k, top_p, min_p, contrast: how tokens are drawn (`token_probabilities`), instead of the
-                settings of a scheduler that draws them; temperature 0 takes the most probable ones. Schedulers that move latents
-                along a mean Ê draw tokens only at the end, from the decoder, by default the most probable ones.
+                settings of a scheduler that draws them; temperature 0 takes the most probable ones. Schedulers that
+                move latents along a mean Ê draw tokens only at the end, from the decoder, by default the most probable
+                ones.
             clamp_predictions: move each Ê to its nearest embedding before the step (the clamping trick of
                 Diffusion-LM).
             confidence_threshold: end a text as soon as it is decided: two predictions in a row have the same most

@@ -346,7 +346,8 @@ class TrainingArguments:
                 "`token_link` is True in the `model_config`; a link is fitted after all else, by `link_steps`, which "
                 "sets it."
             )
-        if self.link_steps and (self.streaming or masked_diffusion or not two_stream or prediction_type != "categorical"):
+        drafts = two_stream and prediction_type == "categorical" and not masked_diffusion
+        if self.link_steps and (self.streaming or not drafts):
             raise ValueError(
                 f"`link_steps` is {self.link_steps}; it needs `predictor` 'two_stream' with `prediction_type` "
                 "'categorical', and texts that are at hand, not `streaming`."

@@ -43,8 +43,8 @@ MODELS = {
 # What the configuration of a run may have otherwise than that of the checkpoint it starts from.
 FREE_OF_CHECKPOINT = (
     "clock", "trained_clocks", "trained_block_sizes", "jumps", "lattice_candidates", "num_prototypes", "joint_decoder",
-    "token_link", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "time_sampler", "objective", "dtype",
-    "architectures", "transformers_version",
+    "token_link", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "time_sampler", "objective",
+    "dtype", "architectures", "transformers_version",
 )  # fmt: skip
 # The name of a tokenizer that is trained from the data.
 SUBWORD = "subword"
