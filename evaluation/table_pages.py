@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from paper_values import DATASET, PUBLISHED, PublishedRow
 
+from diffusers_text_nfdm.metrics.report import calls_cell
 from diffusers_text_nfdm.metrics.scoring import METRICS
 
 
@@ -150,7 +151,7 @@ def _own_cells(name: str, entry: dict | None, scores: dict, result: dict) -> dic
     cells = {"model": name, "samples": str(result["protocol"]["num_samples"])}
     if entry is not None:
         cells["sampling"] = f"`{entry['sampling']['name']}`"
-        cells["NFE"], cells["seconds"] = str(entry["function_evaluations"]), f"{entry['seconds']:.1f}"
+        cells["NFE"], cells["seconds"] = calls_cell(entry), f"{entry['seconds']:.1f}"
     return {**cells, **{metric: _number(score["mean"], score["sd"]) for metric, score in scores.items()}}
 
 

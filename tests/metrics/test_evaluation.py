@@ -70,6 +70,7 @@ def test_the_result_has_everything_that_tables_are_made_of(checkpoint, files, tm
     )
     assert list(result["samplers"]) == ["star:3", "ode:2:method=heun"]
     assert result["samplers"]["star:3"]["function_evaluations"] == 3
+    assert result["samplers"]["star:3"]["mean_function_evaluations"] == 3
     # Heun calls the predictor twice in the first step and once in the last.
     assert result["samplers"]["ode:2:method=heun"]["function_evaluations"] == 3
     assert result["samplers"]["star:3"]["sampling"] == Sampling.parse("star:3").to_dict()
@@ -183,7 +184,9 @@ def test_an_autoregressive_checkpoint_has_one_way_of_sampling_and_an_exact_likel
     result = evaluate(tmp_path / "baseline", files, tmp_path / "out", samplings=None)
     assert result["model"] == "Autoregressive" and list(result["samplers"]) == ["ancestral"]
     entry = result["samplers"]["ancestral"]
-    assert entry["sampling"]["scheduler"] is None and 1 <= entry["function_evaluations"] <= 11
+    mean, most = entry["mean_function_evaluations"], entry["function_evaluations"]
+    assert entry["sampling"]["scheduler"] is None and 1 <= mean < most <= 11
+    assert f"| ancestral | {mean:.1f} ({most}) |" in (tmp_path / "out" / "results.md").read_text()
     assert result["likelihood"]["nats_per_story"]["monte_carlo_error"] == 0
     assert "Exact -log p of 6 real texts" in (tmp_path / "out" / "results.md").read_text()
     with pytest.raises(ValueError, match="'star:3' does not fit the checkpoint: it is an autoregressive model"):

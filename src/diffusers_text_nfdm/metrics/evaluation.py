@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -122,7 +123,8 @@ def evaluate_checkpoint(
         samplers[name] = {
             "sampling": sampling.to_dict(),
             "function_evaluations": max(about["function_evaluations"] for _, about in made),
-            "seconds": sum(about["seconds"] for _, about in made) / len(made),
+            "mean_function_evaluations": statistics.mean(about["mean_function_evaluations"] for _, about in made),
+            "seconds": statistics.mean(about["seconds"] for _, about in made),
             "scores": aggregate([entry["scores"] for entry in scored[name]]),
         }
 
@@ -159,14 +161,18 @@ def evaluate_checkpoint(
 def draw_samples(
     pipeline, sampling: Sampling, num_samples: int, seed: int, batch_size: int, progress: bool
 ) -> tuple[list[str], dict]:
-    """Samples of a pipeline, the time they took and the network calls of each."""
+    """Samples of a pipeline, the time they took, and the network calls of a text: the most, and their mean."""
     options = {"num_samples": num_samples, "batch_size": batch_size, "generator": torch.Generator().manual_seed(seed)}
     options |= sampling.prepare(pipeline)
     pipeline.set_progress_bar_config(disable=not progress, desc=f"{sampling.name}, seed {seed}")
     start = time.perf_counter()
     output = pipeline(**options)
     seconds = time.perf_counter() - start
-    return output.texts, {"seconds": seconds, "function_evaluations": output.num_function_evaluations}
+    return output.texts, {
+        "seconds": seconds,
+        "function_evaluations": output.num_function_evaluations,
+        "mean_function_evaluations": output.calls.double().mean().item(),
+    }
 
 
 def card_results(result: dict) -> list[tuple[str, str, float]]:

@@ -31,6 +31,12 @@ def _cell(score: dict[str, float | None] | None) -> str:
     return mean if score["sd"] is None else f"{mean} ± {score['sd']:.{digits}f}"
 
 
+def calls_cell(entry: dict) -> str:
+    """The network calls of a text: their mean and, in brackets, the most, where texts differ."""
+    most, mean = entry["function_evaluations"], entry.get("mean_function_evaluations")
+    return str(most) if mean is None or mean == most else f"{mean:.1f} ({most})"
+
+
 def markdown_report(result: dict) -> str:
     """The result as Markdown: what was measured and how, the table, and what was left out."""
     protocol, likelihood = result["protocol"], result["likelihood"]
@@ -52,7 +58,7 @@ def markdown_report(result: dict) -> str:
     ]
     for name, scores in rows.items():
         entry = result["samplers"].get(name)
-        cost = "- | -" if entry is None else f"{entry['function_evaluations']} | {entry['seconds']:.1f}"
+        cost = "- | -" if entry is None else f"{calls_cell(entry)} | {entry['seconds']:.1f}"
         lines.append(f"| {name} | {cost} | " + " | ".join(_cell(scores.get(metric)) for metric in metrics) + " |")
     lines.append("")
     if likelihood is not None:
