@@ -18,6 +18,7 @@ QUALITY = ("validity", "mauve", "perplexity", "diversity", "memorization")
 KINDS = {
     "MarkovChainScheduler": ("star", "#4477aa", -0.12),
     "ReverseSDEScheduler": ("SDE", "#ee7733", 0.12),
+    "DraftVerifyScheduler": ("drafts", "#aa3377", 0.12),
     "masked": ("masks", "#228833", 0.0),
     None: ("token by token", "#222222", 0.0),
 }
@@ -73,7 +74,7 @@ def plot_likelihood(results: dict) -> Figure | None:
 
 @matplotlib.rc_context(STYLE)
 def plot_quality(results: dict) -> Figure | None:
-    """A row for every model and a panel for every score: star, SDE, masks and baselines by colour, the number of
+    """A row for every model and a panel for every score: star, SDE, drafts, masks and baselines by colour, the most
     function evaluations by marker, real texts as a line. Points of other than the first evaluation, which has another
     number of samples, are hollow.
     """
@@ -106,6 +107,9 @@ def plot_quality(results: dict) -> Figure | None:
                 marker = "*" if kind is None else markers[calls]
                 axes.plot(score, row + offset, marker, color=color, markerfacecolor=color if first else "none")
         axes.set(title=METRICS[metric])
+        if metric == "perplexity":
+            # Of texts that no reader understands it is a hundred times that of real ones.
+            axes.set_xscale("log")
     panels[0].set_yticks(range(len(models)), [model["name"] for model in models])
     panels[0].set_ylim(len(models) - 0.5, -0.5)
     shown = [KINDS[kind] for kind in KINDS if any(kind == one for _, one, *_ in found)]

@@ -403,7 +403,7 @@ def test_scores_of_many_models_stand_in_rows_of_their_own(tables):
     for number, model in enumerate(models[:-1]):
         samplers = [
             sampled(f"{scheduler}:{calls}", scheduler, calls, number / 10 + calls / 1000)
-            for scheduler in ("MarkovChainScheduler", "ReverseSDEScheduler")
+            for scheduler in ("MarkovChainScheduler", "ReverseSDEScheduler", "DraftVerifyScheduler")
             for calls in (32, 64)
         ]
         model["evaluations"]["samples"]["samplers"] = dict(samplers)
@@ -412,13 +412,13 @@ def test_scores_of_many_models_stand_in_rows_of_their_own(tables):
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [*names, "Autoregressive"]
     real, *points = axes.get_lines()
-    assert real.get_xdata()[0] == 1 and len(points) == 7 * 4 + 1
+    assert real.get_xdata()[0] == 1 and len(points) == 7 * 6 + 1
     # No line joins points, and every point is beside the name of its model.
     assert all(len(point.get_xdata()) == 1 and point.get_linestyle() == "None" for point in points)
     rows = [round(point.get_ydata()[0]) for point in points]
-    assert rows == [row for row in range(7) for _ in range(4)] + [7]
+    assert rows == [row for row in range(7) for _ in range(6)] + [7]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["star", "SDE", "token by token", "32 calls", "64 calls", "real texts"]
+    assert legend == ["star", "SDE", "drafts", "token by token", "32 calls", "64 calls", "real texts"]
 
 
 @pytest.mark.parametrize(
