@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -60,11 +61,7 @@ def plot_likelihood(results: dict) -> Figure | None:
         axes.axvline(entropy, color="#cc3311", linestyle="--", linewidth=1.4, label=f"the truth, {entropy:.2f}")
         axes.legend()
     # As published, some bounds are tens of times the others.
-    axes.set_xscale("log")
-    wide = max(values) > 50 * min(values)
-    axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1,) if wide else (1, 2, 5)))
-    axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    _log_scale(axes, values)
     lowest = min([*values, *([] if entropy is None else [entropy])])
     axes.set_xlim(lowest / 1.5, max(values) * 3)
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -109,7 +106,7 @@ def plot_quality(results: dict) -> Figure | None:
         axes.set(title=METRICS[metric])
         if metric == "perplexity":
             # Of texts that no reader understands it is a hundred times that of real ones.
-            axes.set_xscale("log")
+            _log_scale(axes, [score for *_, shown, score, _ in found if shown == metric])
     panels[0].set_yticks(range(len(models)), [model["name"] for model in models])
     panels[0].set_ylim(len(models) - 0.5, -0.5)
     shown = [KINDS[kind] for kind in KINDS if any(kind == one for _, one, *_ in found)]
@@ -119,6 +116,14 @@ def plot_quality(results: dict) -> Figure | None:
     handles.append(Line2D([], [], linestyle=":", color="#cc3311", label="real texts"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
+
+
+def _log_scale(axes: Axes, values: Sequence[float]) -> None:
+    axes.set_xscale("log")
+    wide = max(values) > 50 * min(values)
+    axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1,) if wide else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
 def _points(model: dict, evaluation: str, scheduler: str | None, metric: str) -> Sequence[tuple[int, float]]:
