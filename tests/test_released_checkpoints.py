@@ -107,8 +107,8 @@ def test_the_checkpoint_of_natural_stories_writes_continues_and_fills_in():
     pipe = load("nfdm-rocstories")
     output = pipe(num_samples=4, generator=seeded(1))
     assert (
-        output.texts[0].startswith("My cousin, Lisa and I were driving to the park")
-        and output.calls.double().mean() < 50
+        output.texts[0].startswith("Gina's family moved away from her grandma's house.")
+        and output.calls.double().mean() < 30
     )
     assert pipe(prompt="Bill wanted a dog.", generator=seeded(0)).texts[0].startswith("Bill wanted a dog.")
     filled = pipe(prompt="Bill wanted a [MASK]. He went to the [MASK].", generator=seeded(0)).texts[0]
