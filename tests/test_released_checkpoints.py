@@ -107,7 +107,7 @@ def test_the_checkpoint_of_natural_stories_writes_continues_and_fills_in():
     pipe = load("nfdm-rocstories")
     output = pipe(num_samples=4, generator=seeded(1))
     assert (
-        output.texts[0].startswith("Gina's family moved away from her grandma's house.")
+        output.texts[0].startswith("Gina's family went out for a walk.")
         and output.calls.double().mean() < 30
     )
     assert pipe(prompt="Bill wanted a dog.", generator=seeded(0)).texts[0].startswith("Bill wanted a dog.")
