@@ -76,7 +76,8 @@ def evaluate_checkpoint(
     folder, output, stories = checkpoint_folder(checkpoint), Path(output_dir), dataset == STORIES
     pipeline = load_pipeline(folder, device)
     samplings = _check_samplings(given, pipeline)
-    real = in_form(load_real_texts(dataset, protocol, column), pipeline, protocol.detokenisation)
+    as_they_are = load_real_texts(dataset, protocol, column)
+    real = in_form(as_they_are, pipeline, protocol.detokenisation)
 
     def load_judge() -> Judge:
         cache = judge_cache or output / "judge"
@@ -143,7 +144,7 @@ def evaluate_checkpoint(
             "num_training_texts": len(real.training),
         },
         "dataset_row": aggregate([entry["scores"] for entry in scored["Dataset"]]),
-        "likelihood": _likelihood(output, pipeline, real, protocol, sampled_from, batch_size, progress),
+        "likelihood": _likelihood(output, pipeline, as_they_are, protocol, sampled_from, batch_size, progress),
         "entropy": StoryGrammar().entropy() if stories else None,
         "samplers": samplers,
         "notes": _notes(scored, protocol, real),
@@ -207,6 +208,7 @@ def _likelihood(
 ) -> dict | None:
     if protocol.likelihood_texts == 0:
         return None
+    # Not in the tokenizer's form: read again, a written `<UNK>` would be several tokens.
     texts, draws = real.held_out[: protocol.likelihood_texts], protocol.likelihood_draws
     return made_once(
         output / "likelihood.json",
