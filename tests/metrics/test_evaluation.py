@@ -18,6 +18,7 @@ from diffusers_text_nfdm import (
     metrics,
 )
 from diffusers_text_nfdm.metrics import MauveSettings, Protocol, Sampling, evaluate_checkpoint, real_texts
+from diffusers_text_nfdm.metrics.likelihood_bound import bound
 from diffusers_text_nfdm.metrics.real_texts import load_real_texts
 from diffusers_text_nfdm.metrics.report import aggregate
 from diffusers_text_nfdm.metrics.scoring import Scorer
@@ -279,6 +280,20 @@ def test_texts_in_another_form_than_the_tokenizer_writes(checkpoint, files, tmp_
     result = evaluate(checkpoint, spaced, tmp_path / "out", protocol=protocol)
     plain = evaluate(checkpoint, files, tmp_path / "plain", protocol=protocol)
     assert result["dataset_row"] == plain["dataset_row"] and result["protocol"]["detokenisation"] == "round_trip"
+
+
+def test_the_likelihood_is_of_the_texts_as_they_are_in_any_form(checkpoint, files, tmp_path):
+    """A `<UNK>` that a round trip writes would be three tokens when it is read again."""
+    unknown = {split: tmp_path / f"{split}.txt" for split in files}
+    for split, path in files.items():
+        unknown[split].write_text(path.read_text().replace("red", "blue"))
+    protocol = Protocol(**{**vars(PROTOCOL), "detokenisation": "round_trip"})
+    result = evaluate(checkpoint, unknown, tmp_path / "out", protocol=protocol)
+    pipeline = make_pipeline("diffusion-lm", max_length=12)
+    held_out = load_real_texts(unknown, protocol).held_out
+    assert any("blue" in text for text in held_out[: protocol.likelihood_texts])
+    expected = bound(pipeline, held_out[: protocol.likelihood_texts], num_draws=protocol.likelihood_draws)
+    assert result["likelihood"]["nats_per_token"] == expected.to_dict()["nats_per_token"]
 
 
 def test_round_trip_cuts_and_writes_unknown_words():
