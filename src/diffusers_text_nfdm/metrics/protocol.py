@@ -27,7 +27,7 @@ class Protocol:
         detokenisation: form of the real texts. `"raw"`: as they are in the dataset. `"round_trip"`: through the
             checkpoint's tokenizer and back, cut at the model's length and with UNK, so that a perfect model could
             write exactly them.
-        likelihood_texts: number of real texts for the likelihood; 0 leaves it out.
+        likelihood_texts: number of real texts, as they are in the dataset, for the likelihood; 0 leaves it out.
         likelihood_draws: draws of time and noise for each of them.
         assumptions: what is not known about the source of the protocol.
     """
