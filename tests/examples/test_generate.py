@@ -229,7 +229,7 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path, monkey
         (["--num_samples", "many"], "argument --num_samples: invalid int value: 'many'"),
         (["--steps", "-1"], "`num_inference_steps` is -1"),
         (["--confidence_threshold", "0.9"], "only 'categorical' has probabilities of tokens"),
-        (["--top_k", "3"], "`top_k`, `top_p` and `min_p` need a `temperature` above 0"),
+        (["--top_k", "3"], "`top_k`, `top_p`, `min_p` and `contrast` need a `temperature` above 0"),
         (["--output", "no/such/folder/texts.jsonl"], "there is no folder no/such/folder"),
         (["--trajectory", "picture.docx"], "must end in one of .png, .pdf, .svg, .gif"),
         (["--device", "abacus"], "The device 'abacus' cannot be used"),
