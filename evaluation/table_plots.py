@@ -23,7 +23,7 @@ KINDS = {
     "masked": ("masks", "#228833", 0.0),
     None: ("token by token", "#222222", 0.0),
 }
-MARKERS = "os^Dv"
+MARKERS = "os^Dv<>PX"
 
 
 def save_plots(results: dict, folder: Path) -> list[Path]:
