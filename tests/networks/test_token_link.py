@@ -97,10 +97,20 @@ def test_fitting_is_the_same_again():
     models = [make_model("nfdm", torch.float32, **TWO_STREAM) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     for model in models:
-        torch.manual_seed(0)
+        state = torch.get_rng_state()
         fit_token_link(model, chains(64), steps=5, seed=3)
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.rand(3)
     first, second = (model.state_dict() for model in models)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_fit_that_breaks_off_leaves_the_rest_of_the_model_trainable():
+    model = make_model("nfdm", torch.float32, **TWO_STREAM)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    with pytest.raises(IndexError):
+        fit_token_link(model, chains(64) + 100, steps=5)
+    assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == trained
 
 
 def test_a_pipeline_with_a_link_is_saved_and_loaded(tmp_path):

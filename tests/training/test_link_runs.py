@@ -1,5 +1,7 @@
 """Runs whose drafts are linked at the end."""
 
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -39,6 +41,16 @@ def test_a_stopped_run_may_be_given_a_link_when_it_goes_on(data, tmp_path):
     assert train(arguments(data, tmp_path / "whole", **LINKED)) is not None
     parts, whole = weights(tmp_path / "parts"), weights(tmp_path / "whole")
     assert set(parts) == set(whole) and all(torch.equal(parts[name], whole[name]) for name in whole)
+
+
+def test_a_run_that_was_killed_before_its_release_gets_the_same_link(data, tmp_path):
+    assert train(arguments(data, tmp_path / "run", **LINKED)) is not None
+    whole = weights(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "pipeline")
+    (tmp_path / "run" / "summary.json").unlink()
+    assert train(arguments(data, tmp_path / "run", resume="latest", **LINKED)) is not None
+    again = weights(tmp_path / "run")
+    assert all(torch.equal(again[name], weight) for name, weight in whole.items())
 
 
 def test_a_run_that_starts_from_a_linked_model_leaves_the_link_behind(data, tmp_path):

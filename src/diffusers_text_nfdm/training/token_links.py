@@ -36,12 +36,25 @@ def fit_token_link(
             "`model` has no clean stream, whose drafts a link is for: it needs `predictor` 'two_stream' and "
             "`prediction_type` 'categorical'."
         )
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not model.config.token_link:
-        model.add_token_link()
-    device, link, length = model.device, model.predictor.token_link, model.config.max_length
+        # Its first weights depend on nothing but the seed.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model.add_token_link()
+            model.predictor.token_link.requires_grad_(False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.requires_grad_(False)
-    link.requires_grad_()
+    model.predictor.token_link.requires_grad_()
+    try:
+        _fit(model, input_ids, steps, seed, progress)
+    finally:
+        model.predictor.token_link.requires_grad_(False)
+        for parameter in trained:
+            parameter.requires_grad_()
+
+
+def _fit(model: TextDiffusionModel, input_ids: Tensor, steps: int, seed: int, progress: bool) -> None:
+    device, link, length = model.device, model.predictor.token_link, model.config.max_length
     generator, pad = torch.Generator(device).manual_seed(seed), model.config.pad_token_id
     optimizer = torch.optim.Adam(link.parameters(), betas=(0.9, 0.99))
     positions = torch.arange(1 + model.config.condition_length, length, device=device)
@@ -68,6 +81,3 @@ def fit_token_link(
             (losses.sum() / len(texts)).backward()
             optimizer.step()
             optimizer.zero_grad()
-    link.requires_grad_(False)
-    for parameter in trained:
-        parameter.requires_grad_()
