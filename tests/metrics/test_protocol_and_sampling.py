@@ -37,6 +37,15 @@ def test_another_size_is_another_name():
     assert protocol.resized(1000, 5) is protocol.resized() is protocol
 
 
+def test_another_setting_is_another_name():
+    protocol = get_protocol("ld4lg").resized(200, 2)
+    changed = protocol.changed(judge="models/Qwen", likelihood_texts=200, detokenisation="round_trip")
+    assert changed.name == "ld4lg-200x2-judge=qwen-detokenisation=round_trip"
+    assert (changed.judge, changed.detokenisation) == ("models/Qwen", "round_trip")
+    assert protocol.changed(judge=None).name == "ld4lg-200x2-judge=none"
+    assert protocol.changed(likelihood_texts=200) is protocol
+
+
 def test_a_protocol_survives_json():
     values = get_protocol("paper").to_dict()
     assert json.loads(json.dumps(values)) == values and values["mauve"]["scaling_factor"] == 5
@@ -92,15 +101,15 @@ def test_masked_diffusion_has_the_options_of_its_pipeline():
 
 @pytest.mark.parametrize("clock", ["shared", "ramp:2", "blocks:8", "blocks:8:random:2"])
 def test_a_clock_keeps_its_colons(clock):
-    sampling = Sampling.parse(f"star:64:clock={clock}:min_p=0.02")
+    sampling = Sampling.parse(f"star:64:prediction=tokens:clock={clock}:min_p=0.02")
     assert sampling.clock == clock and sampling.build().config.min_p == 0.02
-    assert Sampling.parse(f"star:64:min_p=0.02:clock={clock}").clock == clock
+    assert Sampling.parse(f"star:64:prediction=tokens:min_p=0.02:clock={clock}").clock == clock
     assert Sampling.parse("star:64").clock is None
 
 
 def test_a_confidence_threshold_is_one_of_the_call():
-    sampling = Sampling.parse("star:64:clock=ramp:8:confidence_threshold=0.9:min_p=0.02")
-    assert (sampling.clock, dict(sampling.config)) == ("ramp:8", {"min_p": 0.02, "noise_fraction": 1.0})
+    sampling = Sampling.parse("star:64:clock=ramp:8:confidence_threshold=0.9:time_grid=learned")
+    assert (sampling.clock, dict(sampling.config)) == ("ramp:8", {"time_grid": "learned", "noise_fraction": 1.0})
     pipeline = SimpleNamespace()
     options = {"num_inference_steps": 64, "clock": "ramp:8", "confidence_threshold": 0.9}
     assert sampling.prepare(pipeline) == options and sampling.to_dict()["confidence_threshold"] == 0.9
@@ -129,6 +138,8 @@ def test_any_number_survives_its_name(fraction, steps):
         ("ancestral:64", "which is not of the form option=value"),
         ("ancestral:block_size=8", "ancestral has temperature, top_k, top_p, min_p"),
         ("ancestral:clock=ramp:8", "an autoregressive model has none"),
+        ("star:64:min_p=0.02", "has `min_p`, but its chain follows a mean"),
+        ("star:64:prediction=tokens:min_p=0.02:contrast=0.5", "MarkovChainScheduler has noise_fraction"),
         ("masked", "of the form method:steps"),
         ("masked:0", "`num_inference_steps` is 0"),
         ("masked:8:noise_fraction=1", "masked has remasking, block_size"),

@@ -74,6 +74,12 @@ def test_contrast_divides_what_a_cut_leaves_by_a_power_of_the_frequencies(weight
     torch.testing.assert_close(given, expected / expected.sum(), rtol=1e-10, atol=1e-300)
 
 
+def test_a_large_contrast_takes_the_rarest_of_what_is_left():
+    logits, frequencies = torch.tensor([5.0, 4.0, 3.0, -9.0]), torch.tensor([-1.0, -9.0, -12.0, -30.0])
+    given = token_probabilities(logits, top_k=3, contrast=200.0, log_frequencies=frequencies)
+    assert given.tolist() == [0.0, 0.0, 1.0, 0.0]
+
+
 def test_contrast_needs_to_know_what_is_plausible():
     with pytest.raises(ValueError, match="`contrast` is 0.5, which favours rare tokens; it needs `min_p`"):
         check_cuts(1.0, contrast=0.5)

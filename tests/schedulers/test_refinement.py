@@ -8,6 +8,7 @@ from scipy.stats import chisquare
 from tiny import make_pipeline, seeded
 
 from diffusers_text_nfdm import RefinementScheduler
+from diffusers_text_nfdm.models.token_choice import log_frequencies
 from diffusers_text_nfdm.networks.two_stream_predictor import Places
 
 
@@ -82,46 +83,67 @@ def test_known_tokens_come_back_and_a_text_does_not_depend_on_its_batch(name, se
         assert torch.equal(alone.sequences[0], together.sequences[i]) and alone.calls[0] == together.calls[i]
 
 
-def conditional(model, ids, known):
-    """Every completion of one text, and its exact probability under the clean stream given what is known."""
+GAP_IDS = torch.tensor([[0, 5, 6, 7, 8, 9, 4, 1, 3]])
+GAP_KNOWN = torch.tensor([[True] * 3 + [False] * 2 + [True] * 4])
+
+
+def conditional(model, ids, known, temperature=1.0, contrast=0.0):
+    """Every completion of one text, and its exact probability under the clean stream given what is known, with
+    knobs.
+    """
     unknown = (~known[0]).nonzero()[:, 0]
     values = torch.cartesian_prod(*[torch.arange(model.config.vocab_size)] * len(unknown)).view(-1, len(unknown))
     texts = ids.repeat(len(values), 1)
     texts[:, unknown] = values
     nats = model.clean_stream(texts, None, next_token=True)[1].sum(-1).detach()
-    return texts, torch.softmax(-nats, -1)
+    frequent = log_frequencies(model)[texts[:, unknown]].sum(-1)
+    exact = torch.softmax(-nats / temperature - contrast * frequent, -1)
+    # Behind END there is nothing to draw.
+    exact = torch.where((texts[:, unknown] == 1).any(-1), 0, exact)
+    return texts, exact / exact.sum()
+
+
+def filled(pipe, ids, known, number):
+    """How many of the texts in which the gap of two tokens was filled have each filling, `(121,)`."""
+    options = {"batch_size": 100, "generator": seeded(0), "output_type": "seq"}
+    output = pipe(input_ids=ids.repeat(number, 1), known=known.repeat(number, 1), **options)
+    assert torch.equal(output.sequences[:, known[0]], ids[:, known[0]].expand(number, -1))
+    # Two calls at most write the gap, and one reads it.
+    assert (output.calls <= 3 * pipe.scheduler.config.candidates).all()
+    gaps = output.sequences[:, 3:5]
+    gaps = gaps[(gaps != 1).all(-1)]
+    return torch.bincount(gaps[:, 0] * 11 + gaps[:, 1], minlength=121).double()
+
+
+def distance(counts, exact):
+    """Total variation."""
+    return (counts / counts.sum() - exact).abs().sum().item() / 2
 
 
 def test_of_many_candidates_one_is_taken_as_the_clean_stream_would():
     """Total variation to the exact conditional distribution falls towards that of as many exact draws."""
-    ids = torch.tensor([[0, 5, 6, 7, 8, 9, 4, 1, 3]])
-    known = torch.tensor([[True] * 3 + [False] * 2 + [True] * 4])
-    distances, n = [], 400
+    distances = []
     for candidates in (1, 16, 128):
         pipe = pipeline(RefinementScheduler(block_length=3, entropy_budget=5.0, candidates=candidates))
-        texts, exact = conditional(pipe.model, ids, known)
-        # Behind END there is nothing to draw.
-        exact = torch.where((texts[:, 3:5] == 1).any(-1), 0, exact)
-        exact = exact / exact.sum()
-        output = pipe(
-            input_ids=ids.repeat(n, 1),
-            known=known.repeat(n, 1),
-            batch_size=100,
-            generator=seeded(0),
-            output_type="seq",
-        )
-        assert torch.equal(output.sequences[:, known[0]], ids[:, known[0]].expand(n, -1))
-        # Two calls at most write the gap, and one reads it.
-        assert (output.calls <= 3 * candidates).all()
-        gaps = output.sequences[:, 3:5]
-        gaps = gaps[(gaps != 1).all(-1)]
-        shares = torch.bincount(gaps[:, 0] * 11 + gaps[:, 1], minlength=121).double() / len(gaps)
-        distances.append((shares - exact).abs().sum().item() / 2)
-    draws = torch.bincount(torch.multinomial(exact, len(gaps), True, generator=seeded(1)), minlength=121)
-    by_chance = (draws.double() / len(gaps) - exact).abs().sum().item() / 2
+        _, exact = conditional(pipe.model, GAP_IDS, GAP_KNOWN)
+        counts = filled(pipe, GAP_IDS, GAP_KNOWN, 400)
+        distances.append(distance(counts, exact))
+    draws = torch.multinomial(exact, int(counts.sum()), True, generator=seeded(1))
+    by_chance = distance(torch.bincount(draws, minlength=121).double(), exact)
     assert distances[0] > 5 * by_chance
     assert distances[0] > 2 * distances[1] > 2 * distances[2]
     assert distances[2] < 1.5 * by_chance
+
+
+# With a cut that leaves all tokens.
+@pytest.mark.parametrize("knobs", [{"temperature": 2.5}, {"contrast": 1.0}], ids=str)
+def test_the_candidate_is_taken_by_the_knobs_that_it_was_drawn_by(knobs):
+    options = {"block_length": 3, "entropy_budget": 5.0, "candidates": 64, "top_k": 11}
+    pipe = pipeline(RefinementScheduler(**options, **knobs))
+    counts = filled(pipe, GAP_IDS, GAP_KNOWN, 300)
+    _, exact = conditional(pipe.model, GAP_IDS, GAP_KNOWN, **knobs)
+    _, plain = conditional(pipe.model, GAP_IDS, GAP_KNOWN)
+    assert distance(counts, exact) < 0.75 * distance(counts, plain)
 
 
 def test_candidates_do_not_depend_on_the_batch_and_leave_a_trace():

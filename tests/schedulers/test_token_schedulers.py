@@ -90,23 +90,21 @@ def test_the_knobs_of_a_call_act_on_what_is_drawn(scheduler, prompt):
 CONTRASTED = [
     DraftVerifyScheduler(block_size=3, min_p=0.01),
     RefinementScheduler(min_p=0.01),
-    MarkovChainScheduler(prediction="tokens", min_p=0.01),
+    RefinementScheduler(min_p=0.01, candidates=16),
 ]
 
 
-@pytest.mark.parametrize("scheduler", CONTRASTED, ids=lambda scheduler: type(scheduler).__name__)
+@pytest.mark.parametrize("scheduler", CONTRASTED, ids=["drafts", "refinement", "candidates"])
 def test_contrast_favours_rare_tokens(scheduler):
     pipe, word = pipeline(scheduler), 5
     with torch.no_grad():
         pipe.model.token_bias[word] += 3
-    options = {"num_samples": 60}
-    options |= {} if isinstance(scheduler, TokenScheduler) else {"num_inference_steps": 2}
     shares = []
     for contrast in (0.0, 1.0, 2.0):
         # A setting of the call, and one of the scheduler.
-        called = pipe(**options, contrast=contrast, generator=seeded(2)).sequences
+        called = pipe(num_samples=60, contrast=contrast, generator=seeded(2)).sequences
         pipe.scheduler = type(scheduler).from_config(scheduler.config, contrast=contrast)
-        assert torch.equal(pipe(**options, generator=seeded(2)).sequences, called)
+        assert torch.equal(pipe(num_samples=60, generator=seeded(2)).sequences, called)
         pipe.scheduler = scheduler
         shares.append((called == word).float().mean())
     assert shares[0] > shares[1] > shares[2]
@@ -117,8 +115,17 @@ def test_contrast_is_refused_where_it_has_no_meaning():
         DraftVerifyScheduler(contrast=0.5)
     with pytest.raises(ValueError, match="`contrast` is 0.5, which favours rare tokens; it needs `min_p`"):
         pipeline(DraftVerifyScheduler())(contrast=0.5)
-    with pytest.raises(ValueError, match="`contrast` has no meaning for JumpScheduler"):
-        pipeline(JumpScheduler(min_p=0.1))(contrast=0.5)
+    for scheduler in (JumpScheduler(min_p=0.1), MarkovChainScheduler(prediction="tokens", min_p=0.1)):
+        with pytest.raises(ValueError, match=f"`contrast` has no meaning for {type(scheduler).__name__}"):
+            pipeline(scheduler)(contrast=0.5)
+    # The call takes the cut away that the setting needs.
+    with pytest.raises(ValueError, match="`contrast` is 0.5, which favours rare tokens; it needs `min_p`"):
+        pipeline(DraftVerifyScheduler(min_p=0.1, contrast=0.5))(min_p=0.0)
+    # At temperature 0 the settings of a draw have no effect, and are not in the way.
+    for knobs in ({"min_p": 0.0, "contrast": 0.0}, {"temperature": 0.0}):
+        plain, pipe = pipeline(DraftVerifyScheduler()), pipeline(DraftVerifyScheduler(min_p=0.1, contrast=0.5))
+        expected = plain(**{**knobs, "contrast": None}, generator=seeded(0)).sequences
+        assert torch.equal(pipe(**knobs, generator=seeded(0)).sequences, expected)
     scheduler, logits = DraftVerifyScheduler(contrast=0.5, min_p=0.1), torch.zeros(1, 4)
     with pytest.raises(ValueError, match="`contrast` is 0.5, which needs `log_frequencies`"):
         scheduler.probabilities(logits)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from .. import schedulers
 from ..checks import is_number
 from ..models.token_choice import CHOICE
+from ..pipelines.checks import draws_tokens
 from ..schedulers import (
     DraftVerifyScheduler,
     JumpScheduler,
@@ -99,7 +100,15 @@ class Sampling:
                     f"{self.scheduler or ANCESTRAL} has {', '.join(allowed)}."
                 )
         if self.kind == DIFFUSION:
-            self.build()
+            self._check_choice(self.build())
+
+    def _check_choice(self, scheduler: TextDiffusionScheduler | TokenScheduler) -> None:
+        for option in CHOICE:
+            if option in self.config and not draws_tokens(scheduler):
+                raise ValueError(
+                    f"The sampling {self.name!r} has `{option}`, but its chain follows a mean; only with "
+                    "`prediction=tokens` or a `finish_time` are tokens drawn."
+                )
 
     @property
     def kind(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +42,11 @@ def check_choice(
         )
 
 
-def check_cuts(temperature: float, **cuts) -> None:
-    """As `check_choice`, and a ValueError for cuts of a distribution that nothing is drawn from."""
-    check_choice(temperature, **cuts)
+def check_cuts(temperature: float, settings: Mapping | None = None, **cuts) -> None:
+    """As `check_choice`, together with the `settings` that hold for what is not given, and a ValueError for cuts of a
+    distribution that nothing is drawn from.
+    """
+    check_choice(**{**(settings or {}), "temperature": temperature, **cuts})
     if temperature == 0 and any(cuts.get(name) for name in CHOICE[1:]):
         raise ValueError(
             "`top_k`, `top_p`, `min_p` and `contrast` need a `temperature` above 0: at 0 the most probable token is "
@@ -81,9 +84,8 @@ def token_probabilities(
     kept = _most_probable(logits, top_k, top_p)
     if not contrast:
         return kept
-    rare = (log_frequencies.amax() - log_frequencies).to(kept)
-    kept = kept * torch.exp(contrast * rare)
-    return kept / kept.sum(-1, keepdim=True)
+    # Of logs: a large power of how rare a token is would overflow.
+    return torch.softmax(kept.log() - contrast * log_frequencies.to(kept), -1)
 
 
 def _most_probable(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
@@ -103,7 +105,9 @@ def _most_probable(logits: Tensor, top_k: int | None, top_p: float | None) -> Te
 
 
 def log_frequencies(model: nn.Module) -> Tensor:
-    """log p(x), how frequent each token is anywhere, `(vocab,)`: the bias of a model's logits, which starts at it."""
+    """log p(x), how frequent each token is anywhere, `(vocab,)`: the token bias of a model, which starts at it and is
+    trained.
+    """
     return torch.log_softmax(model.token_bias.detach(), -1)
 
 

@@ -181,11 +181,10 @@ def check_call(
     if latents is not None:
         check_latents("`latents`", latents, (num_samples, *pipeline.model.latent_shape))
     # Where nothing is drawn in between, the last step takes the most probable tokens.
-    drawn, settings = draws_tokens(pipeline.scheduler), {}
-    if drawn and choice.get("contrast"):
-        # What it needs may be a setting of the scheduler.
+    settings = {"temperature": 0.0}
+    if draws_tokens(pipeline.scheduler):
         settings = {name: pipeline.scheduler.config[name] for name in pipeline.scheduler.knobs}
-    check_cuts(**{"temperature": 1.0 if drawn else 0.0, **settings, **choice})
+    check_cuts(**{"temperature": settings["temperature"], **choice}, settings=settings)
     if check_given(num_samples, input_ids, known):
         pipeline.model.check_inputs(input_ids)
     chain = pipeline.scheduler.config.get("prediction") == "tokens"

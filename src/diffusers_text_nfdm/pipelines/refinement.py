@@ -37,7 +37,8 @@ def write_refined(
         on_call: gets the texts and the number of tokens that are committed, after every call.
     """
     number = scheduler.config.candidates
-    if number == 1:
+    # The most probable tokens are the same in all of them.
+    if number == 1 or scheduler.config.temperature == 0:
         text, calls, _ = _write(model, scheduler, generators, context, max_calls, given, known, excluded, on_call)
         return text, calls
     steps: list[tuple[Tensor, Tensor]] = []
@@ -47,15 +48,29 @@ def write_refined(
     text, calls, log_q = _write(
         model, scheduler, many, context, max_calls, *of_texts, lambda *step: steps.append([x.clone() for x in step])
     )
-    states, weight, bias = model.next_token_factors(model.read_clean(text)[0][:, :-1])
-    log_p = torch.log_softmax(widened(states @ weight.T + bias), -1).gather(-1, text[:, 1:, None])[..., 0].sum(-1)
-    weights = torch.softmax((log_p - log_q).view(-1, number), -1)
+    weights = torch.softmax(_log_targets(model, scheduler, text, number) - log_q.view(-1, number), -1)
     taken = draw_from(weights, wide_uniforms(generators, (), weights.device))
     rows = torch.arange(len(generators), device=taken.device) * number + taken
     for step in steps:
         on_call(*(x[rows] for x in step))
     # One more reads the candidates.
     return text[rows], calls.view(-1, number).sum(-1) + number * (calls.view(-1, number).sum(-1) > 0)
+
+
+def _log_targets(model: TextDiffusionModel, scheduler: RefinementScheduler, text: Tensor, number: int) -> Tensor:
+    """`log p(text) / temperature - contrast Σ_i log p(x_i)` of candidates, up to a constant, `(texts, number)`. What
+    cuts leave out counts as it is: a known token may be among it.
+    """
+    choice, written = scheduler.choice, text[:, 1:]
+    states, weight, bias = model.next_token_factors(model.read_clean(text)[0][:, :-1])
+    log_p = torch.log_softmax(widened(states @ weight.T + bias), -1).gather(-1, written[..., None])[..., 0]
+    log_p = log_p.sum(-1).view(-1, number)
+    # With the largest at zero a small temperature cannot overflow; a smaller one than this would be 0 in this type.
+    heated = (log_p - log_p.amax(-1, keepdim=True)) / max(choice["temperature"], torch.finfo(log_p.dtype).tiny)
+    if not choice["contrast"]:
+        return heated
+    frequent = choice["log_frequencies"].to(log_p)[written].masked_fill(written == model.config.pad_token_id, 0)
+    return heated - choice["contrast"] * frequent.sum(-1).view(-1, number)
 
 
 def _seeds(generator: torch.Generator, number: int) -> list[int]:

@@ -47,8 +47,8 @@ def begins(known: Tensor) -> Tensor:
 
 
 def filling_scheduler(scheduler: TokenScheduler) -> RefinementScheduler:
-    """What fills gaps in its place: tokens drawn as it would draw them, and of several candidates one that the clean
-    stream finds probable.
+    """What fills gaps in its place, by the same knobs: of several candidates one that the clean stream finds
+    probable.
     """
     return RefinementScheduler(**{name: scheduler.config[name] for name in scheduler.knobs}, candidates=CANDIDATES)
 

@@ -6,6 +6,7 @@ from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
+from ..models.token_choice import CHOICE
 from .token_scheduler import TokenScheduler
 
 
@@ -46,7 +47,7 @@ class JumpScheduler(TokenScheduler):
     """
 
     # Its noise decides a token by the whole distribution, which a contrast would weigh anew.
-    knobs = ("temperature", "top_k", "top_p", "min_p")
+    knobs = tuple(name for name in CHOICE if name != "contrast")
 
     @register_to_config
     def __init__(

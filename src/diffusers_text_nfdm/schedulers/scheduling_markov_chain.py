@@ -13,6 +13,7 @@ from ..checks import check_integers, is_number
 from ..clocks import BatchClock
 from ..forward_processes import ForwardProcess
 from ..models.prediction import Prediction
+from ..models.token_choice import CHOICE
 from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutput
 from .token_choice import DrawsTokens
 
@@ -43,12 +44,13 @@ class MarkovChainScheduler(DrawsTokens, TextDiffusionScheduler):
             what the model has not quite unlearned and leaves the odds of the rest as they are, which a lower
             temperature does not.
         top_k, top_p: only the k most probable tokens are drawn, and of these the fewest with this probability.
-        contrast: how much rare tokens are favoured among those that `min_p`, `top_k` or `top_p` leave.
         finish_time: along the shared clock, the time at which a model with a `joint_decoder` decodes the text, which
             draws tokens that agree (`pipelines/finishing.py`); by default the last step takes each by itself.
         finish_calls: most calls of the decoder; by default as many as it takes until no token changes.
     """
 
+    # A contrast would act in every step anew, on tokens that it has favoured before.
+    knobs = tuple(name for name in CHOICE if name != "contrast")
     # A config may still hold the `start_time` of the scheduler that this one was exchanged for.
     start_time = 1.0
 
@@ -64,7 +66,6 @@ class MarkovChainScheduler(DrawsTokens, TextDiffusionScheduler):
         top_p: float | None = None,
         finish_time: float | None = None,
         finish_calls: int | None = None,
-        contrast: float = 0.0,
     ):
         self._check_config()
         if finish_time is not None and not (is_number(finish_time) and 0 < finish_time < 1):

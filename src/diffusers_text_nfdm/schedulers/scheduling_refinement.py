@@ -41,7 +41,8 @@ class RefinementScheduler(TokenScheduler):
     With several `candidates` each text is drawn as often, with a probability q that is known, and one is taken in
     proportion to p/q, where p is the clean stream's exact probability of the whole text (sampling by importance
     resampling, Rubin 1987): what was drawn does not have to be right, only one of the candidates. The more there are,
-    the closer is the distribution to p, given what is known.
+    the closer is the distribution to p, given what is known. With a temperature T and a contrast λ, p is
+    `p(text)^(1/T) / Π_i p(x_i)^λ`.
 
     Args:
         block_length: tokens of the window.
