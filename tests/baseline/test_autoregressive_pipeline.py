@@ -84,6 +84,16 @@ def test_calls_are_counted_and_end_with_the_last_text():
     output = pipe(num_samples=3, generator=seeded(0))
     assert output.num_function_evaluations == 7 and not (output.sequences == PAD).any()
     assert all(len(text.split()) >= 1 for text in output.texts)
+    # Of texts whose beginnings differ in length, the most that one of them took.
+    ids, known = torch.full((2, 8), 5), torch.arange(8) < torch.tensor([[3], [7]])
+    ids[:, 0] = START
+    output = pipe(num_samples=2, input_ids=ids, known=known, generator=seeded(0))
+    assert output.calls.tolist() == [5, 1] and output.num_function_evaluations == 5
+    ids[0, 3:] = END
+    with torch.no_grad():
+        pipe.model.token_bias[END] = 100.0
+    output = pipe(num_samples=2, input_ids=ids, known=known, generator=seeded(0))
+    assert output.calls.tolist() == [1, 1] and output.num_function_evaluations == 1
 
 
 def given(input_ids):

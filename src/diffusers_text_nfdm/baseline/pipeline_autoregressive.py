@@ -100,7 +100,7 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
                 )
         generators = sample_generators(num_samples, generator)
         starts = range(0, num_samples, batch_size)
-        sequences, calls = [], 0
+        sequences = []
         with (
             evaluation_mode(self.model),
             self.progress_bar(total=len(starts) * (self.model.config.max_length - 1)) as bar,
@@ -108,19 +108,18 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
             for start in starts:
                 rows = slice(start, start + batch_size)
                 given = [None if x is None else x[rows].to(self._execution_device) for x in (input_ids, known)]
-                batch, taken = self._generate(generators[rows], choice, bar, *given)
-                sequences.append(batch)
-                calls = max(calls, taken)
+                sequences.append(self._generate(generators[rows], choice, bar, *given))
         self.maybe_free_model_hooks()
         sequences = torch.cat(sequences).cpu()
         ended = (sequences == config.eos_token_id).cumsum(-1) > 0
         written = ~ended[:, :-1] if known is None else ~ended[:, :-1] & ~known[:, 1:].cpu()
+        # One for each token up to END.
+        calls = written.sum(-1)
         output = NFDMTextPipelineOutput(
             texts=decode_texts(sequences, self.tokenizer, config.condition_length) if output_type == "text" else None,
             sequences=sequences,
-            num_function_evaluations=calls,
-            # One for each token up to END.
-            calls=written.sum(-1),
+            num_function_evaluations=int(calls.max()),
+            calls=calls,
         )
         return output if return_dict else output.to_tuple()
 
@@ -131,21 +130,21 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
         bar,
         given: Tensor | None = None,
         known: Tensor | None = None,
-    ) -> tuple[Tensor, int]:
-        """One batch of sequences `(batch, max_length)`, and the number of network calls it took."""
+    ) -> Tensor:
+        """One batch of sequences `(batch, max_length)`."""
         model, config, device = self.model, self.model.config, self._execution_device
         positions = config.max_length - 1
         # All numbers of a sample beforehand: how far the others of its batch get does not matter.
         uniforms = wide_uniforms(generators, positions, device)
         sequences = torch.full((len(generators), config.max_length), config.pad_token_id, device=device)
         sequences[:, 0] = config.bos_token_id
-        ended, cache, calls = torch.zeros(len(generators), dtype=torch.bool, device=device), None, 0
+        ended, cache = torch.zeros(len(generators), dtype=torch.bool, device=device), None
         # What is given in all texts is read in one call.
         begun, read, excluded = 1, 0, None
         if known is not None:
             excluded = absent_placeholders(given, known, self.tokenizer, config)
             sequences, begun = torch.where(known, given, sequences), int(known.sum(-1).min())
-        for position in range(begun - 1, positions):
+        for calls, position in enumerate(range(begun - 1, positions), 1):
             logits, cache = model.token_logits(sequences[:, read : position + 1], cache, use_cache=True)
             read = position + 1
             logits = exclude(widened(logits[:, -1:]), excluded)[:, 0]
@@ -154,9 +153,8 @@ class AutoregressivePipeline(HubCheckpointMixin, DiffusionPipeline):
                 tokens = torch.where(known[:, position + 1], given[:, position + 1], tokens)
             sequences[:, position + 1] = tokens.masked_fill(ended, config.pad_token_id)
             ended |= tokens == config.eos_token_id
-            calls += 1
             bar.update()
             if ended.all():
                 bar.update(positions - calls)
                 break
-        return sequences, calls
+        return sequences
