@@ -113,6 +113,18 @@ def test_scores_are_those_of_the_samples_on_disk(checkpoint, files, tmp_path):
     )
 
 
+def test_samples_whose_record_says_less_are_made_again(checkpoint, files, tmp_path):
+    first = evaluate(checkpoint, files, tmp_path / "out")
+    for path in (tmp_path / "out" / "samples").glob("*.json"):
+        record = json.loads(path.read_text())
+        record["made_from"].pop("reports")
+        record["value"].pop("mean_function_evaluations")
+        path.write_text(json.dumps(record))
+    again = evaluate(checkpoint, files, tmp_path / "out")
+    assert again["samplers"]["star:3"]["scores"] == first["samplers"]["star:3"]["scores"]
+    assert again["samplers"]["star:3"]["mean_function_evaluations"] == 3
+
+
 def test_what_is_there_is_not_made_again(checkpoint, files, tmp_path, monkeypatch):
     first = evaluate(checkpoint, files, tmp_path / "out")
     drawn, scored = [], []

@@ -26,6 +26,8 @@ from .scoring import METRICS, Scorer
 
 
 DEFAULT_SAMPLINGS = {DIFFUSION: "star:64", MASKED: "masked:64", ANCESTRAL: ANCESTRAL}
+# What a file of samples says of them. One with other reports is made again.
+SAMPLE_REPORTS = ("seconds", "function_evaluations", "mean_function_evaluations")
 KINDS = {
     DIFFUSION: "a diffusion model",
     MASKED: "masked diffusion, which has 'masked:STEPS' only",
@@ -87,6 +89,7 @@ def evaluate_checkpoint(
 
     scorer = Scorer(protocol, real.training, None if judge is None else load_judge, stories, progress)
     sampled_from = {"checkpoint": checkpoint_fingerprint(folder), "version": __version__}
+    reports = {"reports": list(SAMPLE_REPORTS)}
     scored_with = {
         "num_samples": protocol.num_samples,
         "detokenisation": protocol.detokenisation,
@@ -111,7 +114,13 @@ def evaluate_checkpoint(
         made = [
             samples_once(
                 output / "samples" / f"{file_name(name, seed)}.jsonl",
-                {**sampled_from, "sampling": sampling.to_dict(), "seed": seed, "num_samples": protocol.num_samples},
+                {
+                    **sampled_from,
+                    **reports,
+                    "sampling": sampling.to_dict(),
+                    "seed": seed,
+                    "num_samples": protocol.num_samples,
+                },
                 lambda sampling=sampling, seed=seed: draw_samples(
                     pipeline, sampling, protocol.num_samples, seed, batch_size, progress
                 ),
@@ -169,11 +178,8 @@ def draw_samples(
     start = time.perf_counter()
     output = pipeline(**options)
     seconds = time.perf_counter() - start
-    return output.texts, {
-        "seconds": seconds,
-        "function_evaluations": output.num_function_evaluations,
-        "mean_function_evaluations": output.calls.double().mean().item(),
-    }
+    reports = seconds, output.num_function_evaluations, output.calls.double().mean().item()
+    return output.texts, dict(zip(SAMPLE_REPORTS, reports))
 
 
 def card_results(result: dict) -> list[tuple[str, str, float]]:

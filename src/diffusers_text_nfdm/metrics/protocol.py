@@ -16,7 +16,7 @@ class Protocol:
     """What two scores must share to be compared.
 
     Args:
-        name: of the protocol; `resized` changes it.
+        name: of the protocol; `resized` and `changed` change it.
         num_samples: samples of each repeat, and as many references.
         seeds: one repeat for each; scores are mean and standard deviation over them.
         reference_splits: splits that references, and the real texts of the "Dataset" row, are drawn from, without
@@ -82,6 +82,14 @@ class Protocol:
             seeds=tuple(range(num_repeats)),
             likelihood_texts=min(self.likelihood_texts, num_samples),
         )
+
+    def changed(self, **settings) -> Protocol:
+        """The same with other settings, under a name that says so: `ld4lg` with another judge is
+        `ld4lg-judge=smollm2`.
+        """
+        settings = {name: value for name, value in settings.items() if value != getattr(self, name)}
+        said = "".join(f"-{name}={str(value).rstrip('/').split('/')[-1].lower()}" for name, value in settings.items())
+        return replace(self, name=self.name + said, **settings) if settings else self
 
     def to_dict(self) -> dict:
         """As JSON would have it."""
