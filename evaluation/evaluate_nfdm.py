@@ -11,7 +11,6 @@ missing.
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,8 +37,10 @@ def build_parser() -> argparse.ArgumentParser:
         "masked diffusion, ancestral for the autoregressive baseline (default: star:64, masked:64 or ancestral)",
     )
     parser.add_argument("--protocol", choices=PROTOCOLS, default="ld4lg", help="(default: ld4lg)")
-    parser.add_argument("--num_samples", type=int, help="make the protocol smaller; its name then says so")
-    parser.add_argument("--num_repeats", type=int, help="number of seeds; the name of the protocol then says so")
+    parser.add_argument(
+        "--num_samples", type=int, help="make the protocol smaller; its name says so, as of all changes"
+    )
+    parser.add_argument("--num_repeats", type=int, help="number of seeds")
     parser.add_argument("--judge", help="Hub name, folder, .gguf file, 'smollm2' or 'none' (default: the protocol's)")
     parser.add_argument(
         "--detokenisation", choices=DETOKENISATIONS, help="form of real texts (default: the protocol's)"
@@ -62,7 +63,7 @@ def chosen_protocol(args: argparse.Namespace) -> Protocol:
     changes = {name: value for name, value in changes.items() if value is not None}
     if args.judge is not None:
         changes["judge"] = None if args.judge == "none" else args.judge
-    return replace(protocol, **changes)
+    return protocol.changed(**changes)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -64,6 +64,8 @@ def draw(
     """All pictures of the diffusion models among the checkpoints, and last the claims; the paths that were written."""
     output.mkdir(parents=True, exist_ok=True)
     way, models, paths = Sampling.parse(sampling), {}, []
+    if way.kind != DIFFUSION:
+        raise ValueError(f"`sampling` is {sampling!r}; the figures are of diffusion models.")
 
     def save(figure, name: str, model: str = "") -> None:
         if model:
@@ -80,11 +82,8 @@ def draw(
         if hasattr(pipeline.model.forward_process, "gamma"):
             save(plot_gamma(pipeline.model, ids), f"gamma-{name}", name)
         save(plot_volatility(pipeline.model, ids, squared=True), f"volatility-{name}", name)
-        pipeline.scheduler = way.build()
         generator = torch.Generator(pipeline.model.device).manual_seed(0)
-        made = pipeline(
-            num_samples=1, num_inference_steps=way.num_inference_steps, generator=generator, return_trajectory=True
-        )
+        made = pipeline(num_samples=1, generator=generator, return_trajectory=True, **way.prepare(pipeline))
         save(plot_trajectory(made, pipeline.tokenizer), f"trajectory-{name}")
     networks = {name: getattr(model.forward_process, "network", None) for name, (model, _) in models.items()}
     deformed = {name: models[name] for name, network in networks.items() if network is not None}

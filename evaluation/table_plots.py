@@ -73,7 +73,7 @@ def plot_likelihood(results: dict) -> Figure | None:
 def plot_quality(results: dict) -> Figure | None:
     """A row for every model and a panel for every score: star, SDE, drafts, masks and baselines by colour, the most
     function evaluations by marker, real texts as a line. Points of other than the first evaluation, which has another
-    number of samples, are hollow.
+    number of samples, are hollow. Samplings of a model that look the same have numbers.
     """
     models = results["models"]
     entries = [result for model in models for result in model["evaluations"].values()]
@@ -84,29 +84,35 @@ def plot_quality(results: dict) -> Figure | None:
     panels = [panels] if len(metrics) == 1 else panels
     evaluations = list(dict.fromkeys(name for model in models for name in model["evaluations"]))
     found = [
-        (row, kind, calls, metric, score, name == evaluations[0])
+        (row, kind, calls, metric, score, sampling, name == evaluations[0])
         for row, model in enumerate(models)
         for name in evaluations
         for kind in KINDS
         for metric in metrics
-        for calls, score in _points(model, name, kind, metric)
+        for calls, score, sampling in _points(model, name, kind, metric)
     ]
     # A baseline takes as many calls as its longest text has tokens.
+    look = {(row, sampling): (row, kind, kind and calls, first) for row, kind, calls, _, _, sampling, first in found}
+    alike = [sampling for (_, sampling), one in look.items() if list(look.values()).count(one) > 1]
+    numbers = {sampling: number for number, sampling in enumerate(dict.fromkeys(alike), 1)}
     counts = sorted({calls for _, kind, calls, *_ in found if kind is not None})
     markers = {calls: MARKERS[index % len(MARKERS)] for index, calls in enumerate(counts)}
     for axes, metric in zip(panels, metrics):
         real = next((result["dataset_row"] for result in entries if metric in result["dataset_row"]), None)
         if real is not None:
             axes.axvline(real[metric]["mean"], color="#cc3311", linestyle=":")
-        for row, kind, calls, shown, score, first in found:
+        for row, kind, calls, shown, score, sampling, first in found:
             if shown == metric:
                 _, color, offset = KINDS[kind]
-                marker = "*" if kind is None else markers[calls]
-                axes.plot(score, row + offset, marker, color=color, markerfacecolor=color if first else "none")
+                marker, face = "*" if kind is None else markers[calls], color if first else "none"
+                axes.plot(score, row + offset, marker, color=color, markerfacecolor=face)
+                if sampling in numbers:
+                    place = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": 7}
+                    axes.annotate(f"{numbers[sampling]}", (score, row + offset), color=color, **place)
         axes.set(title=METRICS[metric])
         if metric == "perplexity":
             # Of texts that no reader understands it is a hundred times that of real ones.
-            _log_scale(axes, [score for *_, shown, score, _ in found if shown == metric])
+            _log_scale(axes, [score for *_, shown, score, _, _ in found if shown == metric])
     panels[0].set_yticks(range(len(models)), [model["name"] for model in models])
     panels[0].set_ylim(len(models) - 0.5, -0.5)
     shown = [KINDS[kind] for kind in KINDS if any(kind == one for _, one, *_ in found)]
@@ -115,6 +121,8 @@ def plot_quality(results: dict) -> Figure | None:
     handles = [Line2D([], [], linestyle="", marker=m, color=color, label=label) for m, color, label in labels]
     handles.append(Line2D([], [], linestyle=":", color="#cc3311", label="real texts"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    if numbers:
+        figure.suptitle("     ".join(f"{number}: {name}" for name, number in numbers.items()), fontsize=9)
     return figure
 
 
@@ -126,13 +134,14 @@ def _log_scale(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
-def _points(model: dict, evaluation: str, scheduler: str | None, metric: str) -> Sequence[tuple[int, float]]:
+def _points(model: dict, evaluation: str, scheduler: str | None, metric: str) -> Sequence[tuple[int, float, str]]:
+    """Most calls, score and name of every sampling by a scheduler."""
     points = []
-    for entry in model["evaluations"].get(evaluation, {"samplers": {}})["samplers"].values():
+    for name, entry in model["evaluations"].get(evaluation, {"samplers": {}})["samplers"].items():
         sampling = entry["sampling"]
         if sampling["scheduler"] != scheduler or metric not in entry["scores"]:
             continue
         if scheduler == "MarkovChainScheduler" and sampling["config"].get("noise_fraction") != 1:
             continue
-        points.append((entry["function_evaluations"], entry["scores"][metric]["mean"]))
-    return sorted(points)
+        points.append((entry["function_evaluations"], entry["scores"][metric]["mean"], name))
+    return points

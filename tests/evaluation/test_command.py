@@ -61,7 +61,9 @@ def test_a_run_and_the_same_again(checkpoint, data, tmp_path, capsys):
     done = launch(checkpoint, *options)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
-    assert result["protocol"]["name"] == "ld4lg-12x2" and result["model"] == "NFDM"
+    assert (
+        result["protocol"]["name"] == f"ld4lg-12x2-likelihood_texts=4-judge={judge.name}" and result["model"] == "NFDM"
+    )
     assert list(result["samplers"]) == ["star:3", "chain:2:noise_fraction=0.5", "sde:2"]
     assert done.stdout.strip() == (tmp_path / "out" / "results.md").read_text(encoding="utf-8").strip()
     assert "star:3, seed 1" in done.stderr and "judge: perplexity" in done.stderr

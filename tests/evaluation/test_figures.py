@@ -44,6 +44,22 @@ def test_every_model_gets_its_pictures(script, tmp_path, capsys):
     assert {row[2] for row in rows[2:]} == {*models, "additive"} and "F.2.3" not in claims
 
 
+def test_the_trajectory_has_all_options_of_its_sampling(script, tmp_path, monkeypatch, capsys):
+    make_pipeline("nfdm", **SPECIAL).save_pretrained(tmp_path / "nfdm")
+    called = []
+    draw = script.NFDMTextPipeline.__call__
+    monkeypatch.setattr(
+        script.NFDMTextPipeline, "__call__", lambda self, **options: called.append(options) or draw(self, **options)
+    )
+    options = [str(tmp_path / "nfdm"), "--output", str(tmp_path / "figures"), "--num_texts", "4", "--sampling"]
+    assert script.main([*options, "ode:3:clock=ramp:2:method=heun"]) == 0
+    assert (called[0]["clock"], called[0]["num_inference_steps"]) == ("ramp:2", 3)
+    capsys.readouterr()
+    for sampling in ("ancestral", "masked:8"):
+        assert script.main([*options, sampling]) == 1
+        assert "the figures are of diffusion models" in capsys.readouterr().err
+
+
 @pytest.fixture
 def claims(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPT.parent))

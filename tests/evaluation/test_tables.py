@@ -248,9 +248,13 @@ def test_the_models_of_the_hours_are_of_one_size_and_have_one_budget(tables):
     for model in scale.models:
         settings = scale.arguments(model, {"dataset": "stories"}, None)
         # The words that the training file has more often than ten times, and the four special tokens.
-        config = CONFIGS[settings.model_type](vocab_size=7317, max_length=64, **settings.model_config)
-        counts[model.name] = count_parameters(config)
+        options = {**settings.model_config, "vocab_size": 7317, "max_length": 64}
+        counts[model.name] = count_parameters(CONFIGS[settings.model_type](**options))
+        if settings.link_steps:
+            linked = count_parameters(CONFIGS[settings.model_type](**options, token_link=True))
     assert len(counts) == 6 and max(counts.values()) < 1.005 * min(counts.values())
+    # The link comes on top.
+    assert max(counts.values()) < linked < 1.05 * min(counts.values())
     assert scale.budget == {"cpu_seconds": 45 * 60} and scale.evaluations["samples"].judge == "smollm2"
     assert all(model.as_large_as is None for model in scale.models)
 
@@ -419,6 +423,20 @@ def test_scores_of_many_models_stand_in_rows_of_their_own(tables):
     assert rows == [row for row in range(7) for _ in range(6)] + [7]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["star", "SDE", "drafts", "token by token", "32 calls", "64 calls", "real texts"]
+    assert not axes.texts
+
+
+def test_samplings_that_look_the_same_have_numbers(tables):
+    plots, entry = importlib.import_module("table_plots"), result(90.0, 44.21, {})
+    names = ["draft:32", "draft:32:min_p=0.1", "draft:16", "ancestral", "ancestral:min_p=0.1"]
+    schedulers, calls = [*["DraftVerifyScheduler"] * 3, None, None], [32, 32, 16, 63, 60]
+    made = [sampled(*one, 0.1 * place) for place, one in enumerate(zip(names, schedulers, calls))]
+    entry["samplers"] = dict(made)
+    figure = plots.plot_quality({"models": [{"name": "model", "evaluations": {"samples": entry}}]})
+    (axes,) = figure.axes
+    assert {text.get_text(): round(text.xy[0], 6) for text in axes.texts} == {"1": 0.0, "2": 0.1, "3": 0.3, "4": 0.4}
+    expected = ["1: draft:32", "2: draft:32:min_p=0.1", "3: ancestral", "4: ancestral:min_p=0.1"]
+    assert figure.get_suptitle().split("     ") == expected
 
 
 @pytest.mark.parametrize(
