@@ -276,6 +276,21 @@ def test_signal_ends_the_run_with_a_checkpoint_and_only_a_later_one_kills(data, 
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
+def test_a_signal_before_the_first_step_is_obeyed_at_once(data, tmp_path, monkeypatch, capsys):
+    def measure(*_):
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("The evaluation went on.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "validation_bound", measure)
+        assert train(arguments(data, tmp_path / "run")) is None
+    assert "Stopped by a signal before the first step." in capsys.readouterr().out
+    assert not checkpoint_folders(tmp_path / "run")
+    assert train(arguments(data, tmp_path / "run", resume="latest")) is not None
+    train(arguments(data, tmp_path / "whole"))
+    assert_same_run(tmp_path / "run", tmp_path / "whole", 8)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("moment", ["last step", "final samples"])
 def test_signal_near_the_end_stops_the_run_too(moment, number, data, tmp_path, monkeypatch):

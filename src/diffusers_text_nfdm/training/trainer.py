@@ -233,8 +233,6 @@ class Trainer:
             self.data.train, partition, arguments.seed, start_step=progress.step, workers=arguments.dataloader_workers
         )
         self._clock, self._cpu_clock, self._logged_step = time.perf_counter(), time.process_time(), progress.step
-        if progress.step == 0:
-            self._evaluate()
         bar = tqdm(
             total=arguments.max_steps,
             initial=progress.step,
@@ -244,6 +242,8 @@ class Trainer:
         )
         stop = False
         with bar:
+            if progress.step == 0 and not self._evaluate_untrained():
+                return False
             while progress.step < last_step:
                 outputs, norm = self._step(batches)
                 progress.step += 1
@@ -267,6 +267,20 @@ class Trainer:
             reason = "Stopped by a signal" if self.stop_signal.received else "Stopped"
             self._say(f"{reason} at step {progress.step} of {arguments.max_steps}; continue with `--resume latest`.")
         return finished
+
+    def _evaluate_untrained(self) -> bool:
+        """Evaluate before the first step; False where a signal came meanwhile, since there is nothing to save yet."""
+        if self.accelerator.num_processes > 1:
+            # All stop together, after a step.
+            self._evaluate()
+            return True
+        try:
+            with self.stop_signal.interrupting():
+                self._evaluate()
+                return True
+        except KeyboardInterrupt:
+            self._say("Stopped by a signal before the first step.")
+            return False
 
     def _step(self, batches) -> tuple[list[ModelOutput], torch.Tensor]:
         """One optimizer step: the output for every part of the batch, and the norm of the gradient before clipping."""
