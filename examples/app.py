@@ -3,8 +3,8 @@
     python examples/app.py                          # the checkpoints that came along
     python examples/app.py --checkpoints runs/run   # every pipeline below a folder
 
-It needs gradio: pip install diffusers_text_nfdm[demo]. Nothing is fetched at run time, except a model that is asked
-for by its name on the Hub.
+It needs gradio: pip install -c constraints.txt -e ".[demo]" in the clone. Nothing is fetched at run time, except a
+model that is asked for by its name on the Hub.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ CARDS = sorted((Path(__file__).parents[1] / "model_cards").glob("*.md"))
 
 
 @pytest.mark.parametrize("card", CARDS, ids=[path.stem for path in CARDS])
-def test_the_cards_of_the_baselines_are_as_the_code_writes_them(card):
+def test_the_cards_of_measured_models_are_as_the_code_writes_them(card):
     text = card.read_text(encoding="utf-8")
     recipe = text.split("## Recipe\n\n")[1].split("\n\n## Results")[0]
     for line in recipe.splitlines():
