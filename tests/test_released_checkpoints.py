@@ -105,8 +105,8 @@ def test_records_are_told_names_that_were_never_seen_included():
 
 def test_the_checkpoint_of_natural_stories_writes_continues_and_fills_in():
     pipe = load("nfdm-rocstories")
-    output = pipe(num_samples=4, generator=seeded(1))
-    assert output.texts[0].startswith("Gina's family went out for a walk.") and output.calls.double().mean() < 30
+    output = pipe(num_samples=16, generator=seeded(1))
+    assert output.texts[0].startswith("Gina was walking home from work.") and output.calls.double().mean() < 30
     assert pipe(prompt="Bill wanted a dog.", generator=seeded(0)).texts[0].startswith("Bill wanted a dog.")
     filled = pipe(prompt="Bill wanted a [MASK]. He went to the [MASK].", generator=seeded(0)).texts[0]
     assert filled.startswith("Bill wanted a ") and "[MASK]" not in filled
