@@ -101,7 +101,8 @@ def likelihood_table(models: Sequence[dict], published: bool = True) -> str:
 
 def protocol_lines(models: Sequence[dict]) -> list[str]:
     lines = []
-    for name, result in models[0]["evaluations"].items() if models else ():
+    # Of a row some evaluations may be left out.
+    for name, result in {name: result for model in models for name, result in model["evaluations"].items()}.items():
         protocol = result["protocol"]
         judge = (
             "no judge, so no perplexity and no MAUVE" if protocol["judge"] is None else f"judge {protocol['judge']}"
