@@ -120,9 +120,14 @@ def plot_quality(results: dict) -> Figure | None:
     labels += [(markers[calls], "#888888", f"{calls:,} calls") for calls in counts]
     handles = [Line2D([], [], linestyle="", marker=m, color=color, label=label) for m, color, label in labels]
     handles.append(Line2D([], [], linestyle=":", color="#cc3311", label="real texts"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    # Wide enough for the longest entry.
+    columns = int(figure.get_figwidth() / 1.5)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), columns))
     if numbers:
-        figure.suptitle("     ".join(f"{number}: {name}" for name, number in numbers.items()), fontsize=9)
+        names = [f"{number}: {name}" for name, number in numbers.items()]
+        # A line has an entry for each panel.
+        lines = [names[start : start + len(metrics)] for start in range(0, len(names), len(metrics))]
+        figure.suptitle("\n".join("     ".join(line) for line in lines), fontsize=9)
     return figure
 
 
