@@ -6,7 +6,7 @@ from diffusers import SchedulerMixin  # noqa: F401  (diffusers' loader looks for
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor
 
-from ..models.token_choice import CHOICE
+from .token_choice import WITHOUT_CONTRAST
 from .token_scheduler import TokenScheduler
 
 
@@ -47,7 +47,7 @@ class JumpScheduler(TokenScheduler):
     """
 
     # Its noise decides a token by the whole distribution, which a contrast would weigh anew.
-    knobs = tuple(name for name in CHOICE if name != "contrast")
+    knobs = WITHOUT_CONTRAST
 
     @register_to_config
     def __init__(

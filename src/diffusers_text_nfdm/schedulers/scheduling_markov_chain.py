@@ -13,9 +13,8 @@ from ..checks import check_integers, is_number
 from ..clocks import BatchClock
 from ..forward_processes import ForwardProcess
 from ..models.prediction import Prediction
-from ..models.token_choice import CHOICE
 from .base import Generators, TextDiffusionScheduler, TextDiffusionSchedulerOutput
-from .token_choice import DrawsTokens
+from .token_choice import WITHOUT_CONTRAST, DrawsTokens
 
 
 class MarkovChainScheduler(DrawsTokens, TextDiffusionScheduler):
@@ -50,7 +49,7 @@ class MarkovChainScheduler(DrawsTokens, TextDiffusionScheduler):
     """
 
     # A contrast would act in every step anew, on tokens that it has favoured before.
-    knobs = tuple(name for name in CHOICE if name != "contrast")
+    knobs = WITHOUT_CONTRAST
     # A config may still hold the `start_time` of the scheduler that this one was exchanged for.
     start_time = 1.0
 

@@ -7,6 +7,10 @@ from torch import Tensor
 from ..models.token_choice import CHOICE, check_choice
 
 
+# Of schedulers that draw a token more than once, or by its noise.
+WITHOUT_CONTRAST = tuple(name for name in CHOICE if name != "contrast")
+
+
 class DrawsTokens:
     """A scheduler with `temperature`, `top_k`, `top_p`, `min_p` and `contrast` in its config, or some of them
     (`token_probabilities`).
